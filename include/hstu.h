@@ -105,6 +105,9 @@ HSTU_API hstu_status hstu_data_copy_history(const hstu_data *data, uint64_t user
 HSTU_API hstu_status hstu_data_find_user(const hstu_data *data, const char *id, uint64_t *out);
 HSTU_API hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t *out);
 
+/* The action of a name that `hstu prep --action-map` gave. */
+HSTU_API hstu_status hstu_data_find_action(const hstu_data *data, const char *name, uint16_t *out);
+
 /* The id or the title (the id where there is none) of item 1..catalogue, and the id of a user, as
  * text of at most n bytes with its NUL; longer ones are cut. */
 HSTU_API hstu_status hstu_data_item_id(const hstu_data *data, uint32_t item, char *text,

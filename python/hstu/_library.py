@@ -73,6 +73,7 @@ _SIGNATURES = {
     "hstu_data_copy_history": [c_void_p, c_uint64, c_uint64, c_void_p, c_void_p, c_void_p],
     "hstu_data_find_user": [c_void_p, c_char_p, POINTER(c_uint64)],
     "hstu_data_find_item": [c_void_p, c_char_p, POINTER(c_uint32)],
+    "hstu_data_find_action": [c_void_p, c_char_p, POINTER(c_uint16)],
     "hstu_data_item_id": [c_void_p, c_uint32, c_char_p, c_uint64],
     "hstu_data_item_title": [c_void_p, c_uint32, c_char_p, c_uint64],
     "hstu_data_user_id": [c_void_p, c_uint64, c_char_p, c_uint64],

@@ -22,6 +22,14 @@ class _Names(_l.Object):
         _l.call("hstu_data_find_item", self._handle, _l.text_bytes(item, "item"), _l.reference(number))
         return number.value
 
+    def _action(self, action):
+        """A code, or the code of a name of `hstu prep --action-map`."""
+        if not isinstance(action, str):
+            return action
+        code = c_uint16()
+        _l.call("hstu_data_find_action", self._handle, _l.text_bytes(action, "action"), _l.reference(code))
+        return code.value
+
     def _item_id(self, number):
         text = _l.text_of("hstu_data_item_id", self._handle, number)
         return text if self._info.has_text_items else int(text)

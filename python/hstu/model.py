@@ -73,7 +73,7 @@ class Model(_Names):
 
         users: an id, or some: [(item id, score), ...] for each user, in a list where several are given.  history:
         instead, item ids of somebody who is not in the data, oldest first, with times (in the data's unit) and
-        actions where the model wants them.  Without times the events are a minute apart, as in `hstu recommend` and
+        actions (codes or names) where the model wants them.  Without times the events are a minute apart, as in `hstu recommend` and
         the server.
 
         filter: an expression over item features, 'genre in ("Drama", "Crime") and year >= 2000'.  allow, deny: item
@@ -106,6 +106,7 @@ class Model(_Names):
 
     def _recommend_history(self, history, times, actions, k, keep_seen, rules):
         k, h = self._count(k), _l.History(length=len(history))
+        actions = None if actions is None else [self._action(a) for a in _as_list(actions)]
         kept = [_l.numbers(c_uint32, [self._item_number(i) for i in history], "item")]
         h.item = cast(kept[0], type(h.item))
         for name, kind, values in (("time", c_int64, times), ("action", c_uint16, actions)):

@@ -172,6 +172,18 @@ hstu_status hstu_data_find_item(const hstu_data *data, const char *id, uint32_t 
     return handle_release(h, st);
 }
 
+hstu_status hstu_data_find_action(const hstu_data *data, const char *name, uint16_t *out) {
+    const seq_file *s;
+    handle *h;
+    API_TRY(api_need(name, "name"));
+    API_TRY(api_need(out, "out"));
+    status st = hold_data(&h, data, &s);
+    if (st == OK && !seq_find_action(s, name, strlen(name), out))
+        st = fail(ERR_USAGE, "there is no action '%.200s'; the data have %.200s", name,
+                  s->action_map != NULL ? s->action_map : "no names of actions");
+    return handle_release(h, st);
+}
+
 typedef status (*name_fn)(const seq_file *s, uint64_t number, buf *out);
 
 static status item_id(const seq_file *s, uint64_t item, buf *out) {

@@ -94,6 +94,7 @@ void log_warn(const char *fmt, ...) {
 
 enum { MIN_BAR_COLUMNS = 8, MAX_BAR_COLUMNS = 40, LINE_BYTES = 2048 };
 static const uint64_t REDRAW_NS = 100000000;
+static const uint64_t FIRST_NOTE_NS = 30000000000, LAST_NOTE_NS = 600000000000;
 /* Divides by 1000 until at most three digits are left before the point; returns the prefix. */
 static const char *scale_down(double *value) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
@@ -242,7 +243,9 @@ void progress_begin(progress *p, const char *what, const char *unit, uint64_t to
     uint64_t now = clock_ns();
     *p = (progress){
         .what = what, .unit = unit, .total = total, .start_ns = now, .last_draw_ns = now};
-    if (!isatty(STDERR_FILENO) || log_get_level() == LOG_QUIET) return;
+    bool is_quiet = log_get_level() == LOG_QUIET, has_terminal = isatty(STDERR_FILENO);
+    p->note_ns = is_quiet || has_terminal ? 0 : FIRST_NOTE_NS;
+    if (is_quiet || !has_terminal) return;
     pthread_mutex_lock(&line_mutex);
     p->is_active = shown == NULL;
     if (p->is_active) shown = p;
@@ -261,8 +264,26 @@ static void draw(progress *p, uint64_t now) {
     __atomic_store_n(&p->last_draw_ns, now, __ATOMIC_RELAXED);
 }
 
+/* Without a terminal: a line with the time left after half a minute, then each time twice as long
+ * after the last one, at most ten minutes. */
+static void note(progress *p) {
+    char numbers[256];
+    uint64_t now = clock_ns(), last = __atomic_load_n(&p->last_draw_ns, __ATOMIC_RELAXED);
+    uint64_t wait = __atomic_load_n(&p->note_ns, __ATOMIC_RELAXED);
+    if (now < last + wait || !__atomic_compare_exchange_n(&p->last_draw_ns, &last, now, false,
+                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return;
+    wait = 2 * wait < LAST_NOTE_NS ? 2 * wait : LAST_NOTE_NS;
+    __atomic_store_n(&p->note_ns, wait, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&line_mutex);
+    render_numbers(p, __atomic_load_n(&p->done, __ATOMIC_RELAXED), now, numbers, sizeof numbers);
+    pthread_mutex_unlock(&line_mutex);
+    log_info("%s: %s", p->what, numbers);
+}
+
 void progress_update(progress *p, uint64_t done) {
     __atomic_store_n(&p->done, done, __ATOMIC_RELAXED);
+    if (!p->is_active && p->note_ns > 0) note(p);
     if (!p->is_active) return;
     uint64_t now = clock_ns(), last = __atomic_load_n(&p->last_draw_ns, __ATOMIC_RELAXED);
     if (now < last + REDRAW_NS) return;

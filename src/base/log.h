@@ -36,7 +36,8 @@ typedef struct progress {
     uint64_t done;
     uint64_t start_done; /* set after progress_begin where work resumes; excluded from the rate */
     int is_active;
-    char suffix[96]; /* free text after the rate, as in "loss 4.95" */
+    uint64_t note_ns; /* without a terminal: a line this long after the last one; 0: none */
+    char suffix[96];  /* free text after the rate, as in "loss 4.95" */
 } progress;
 
 void progress_begin(progress *p, const char *what, const char *unit, uint64_t total);

@@ -1,4 +1,5 @@
 #include <ctype.h>
+#include <inttypes.h>
 #include <locale.h>
 #include <math.h>
 #include <stdarg.h>
@@ -316,4 +317,15 @@ const char *number_fault(number_kind kind) {
            : kind == NUMBER_NOT_PLAIN ? "is not a whole number as one is written, without zeros "
                                         "before it"
                                       : "is not a whole number";
+}
+
+const char *text_grouped(char text[GROUPED_BYTES], uint64_t value) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRIu64, value), at = 0;
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && (n - i) % 3 == 0) text[at++] = ',';
+        text[at++] = digits[i];
+    }
+    text[at] = '\0';
+    return text;
 }

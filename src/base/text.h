@@ -69,6 +69,10 @@ static inline uint32_t utf8_decode(const char *s, int length) {
     return c;
 }
 
+/* "12,345". */
+enum { GROUPED_BYTES = 32 };
+const char *text_grouped(char text[GROUPED_BYTES], uint64_t value);
+
 /* Whether all n bytes are well-formed characters. */
 static inline bool utf8_is_valid(const char *s, size_t n) {
     for (int length; n > 0; s += length, n -= (size_t)length)

@@ -9,14 +9,7 @@
 #include "cli/output.h"
 
 const char *show_count(char text[SHOW_BYTES], uint64_t value) {
-    char digits[24];
-    int n = snprintf(digits, sizeof digits, "%" PRIu64, value), at = 0;
-    for (int i = 0; i < n; i++) {
-        if (i > 0 && (n - i) % 3 == 0) text[at++] = ',';
-        text[at++] = digits[i];
-    }
-    text[at] = '\0';
-    return text;
+    return text_grouped(text, value);
 }
 
 const char *show_bar(char text[SHOW_BYTES], double share, int width) {

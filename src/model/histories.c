@@ -201,9 +201,14 @@ static int32_t count_actions(const seq_file *data, int32_t n_actions) {
 
 static status read_action(const seq_file *data, int32_t n_actions, const json_value *v, event *e) {
     int32_t n = count_actions(data, n_actions);
+    if (v->type == JSON_STRING && seq_find_action(data, v->string, v->string_bytes, &e->action) &&
+        (e->action < n || e->action == ACTION_UNKNOWN))
+        return OK;
     if (v->type != JSON_NUMBER || !v->is_integer || v->integer < 0 ||
         (v->integer >= n && v->integer != ACTION_UNKNOWN))
-        return fail(ERR_USAGE, "an action of %s is a whole number from 0 to %d", data->path, n - 1);
+        return fail(ERR_USAGE, "an action of %s is a whole number from 0 to %d%s%.200s", data->path,
+                    n - 1, data->action_map != NULL ? ", or a name of " : "",
+                    data->action_map != NULL ? data->action_map : "");
     e->action = (uint16_t)v->integer;
     return OK;
 }

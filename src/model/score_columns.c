@@ -9,11 +9,14 @@
 static void name_ranking(score_columns *c) {
     const seq_file *data = c->data;
     bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;
+    char name[SEQ_TASK_BYTES];
     for (int i = 0; i < c->n; i++) {
         if (c->is_bits)
             seq_task_name(data, true, i, c->name[i]);
         else if (i == 0)
             snprintf(c->name[i], SCORE_NAME_BYTES, "%s", is_rated ? "rating" : "action");
+        else if (seq_action_name(data, (uint16_t)(i - 1), name))
+            snprintf(c->name[i], SCORE_NAME_BYTES, "p_%s", name);
         else
             snprintf(c->name[i], SCORE_NAME_BYTES, "p_%g", seq_rating(data, (uint16_t)(i - 1)));
     }

@@ -7,7 +7,7 @@
 
 #include "model/session.h"
 
-enum { SCORE_NAME_BYTES = 24 };
+enum { SCORE_NAME_BYTES = 32 };
 
 typedef struct score_columns {
     const seq_file *data;

@@ -65,9 +65,13 @@ static status keep_allowed(user_group *g, const uint8_t *is_allowed) {
         bits[w] &= g->rules.allowed[w];
     g->rules.allowed = bits;
     if (n > 0) return OK;
-    return fail(ERR_USAGE,
-                "there is no item to recommend: none that the filter and the lists allow "
-                "has a row in the model");
+    for (uint64_t i = 1; i <= g->infer.s->data->n_items; i++)
+        n += is_allowed[i] == 1;
+    return fail(ERR_USAGE, "there is no item to recommend: %s",
+                n > 0 ? "those that the filter and the lists allow have no row in the model's "
+                        "table; train on events of them"
+                      : "the filter and the lists allow none that the model knows; items that came "
+                        "to the data after it was trained are not known: train again");
 }
 
 status user_group_set_rules(user_group *g, const uint8_t *is_allowed, const char *rules) {

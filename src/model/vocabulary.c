@@ -34,6 +34,9 @@ static status add_columns(column_writer *w, const seq_file *data, const buf *met
             ? add_texts(w, "item", &data->item_text)
             : column_writer_add(w, "item_id", COLUMN_I64, data->n_items + 1, data->item_id));
     if (data->title.n > 0) TRY(add_texts(w, "title", &data->title));
+    if (data->action_map != NULL)
+        TRY(column_writer_add(w, "action_map", COLUMN_U8, strlen(data->action_map) + 1,
+                              data->action_map));
     for (int f = 0; f < data->n_context; f++)
         TRY(add_context(w, &data->context[f]));
     for (int f = 0; f < data->n_content; f++)
@@ -116,7 +119,7 @@ static bool holds(const char *previous, const seq_file *data, const buf *meta, p
     if (seq_file_open(&s, previous, p) != OK) return false;
     bool is_same = vocabulary_has_same_items(s, data) && vocabulary_has_same_context(s, data) &&
                    is_same_titles(s, data) && has_same_content(s, data) &&
-                   s->meta_bytes == meta->n_bytes &&
+                   is_same_column(s, data, "action_map") && s->meta_bytes == meta->n_bytes &&
                    memcmp(s->meta_json, buf_str(meta), meta->n_bytes) == 0;
     seq_file_close(s);
     return is_same;
@@ -501,6 +504,7 @@ static void set_names(vocabulary_view *v, const seq_file *vocabulary, const seq_
     s->item_id = vocabulary->item_id;
     s->item_text = vocabulary->item_text;
     if (vocabulary->title.n > 0 || !has_same_items) s->title = vocabulary->title;
+    if (vocabulary->action_map != NULL) s->action_map = vocabulary->action_map;
     if (has_content(vocabulary) || !has_same_items) {
         memcpy(s->content, vocabulary->content, sizeof s->content);
         s->n_content = vocabulary->n_content;
@@ -513,7 +517,7 @@ static void set_names(vocabulary_view *v, const seq_file *vocabulary, const seq_
 static status check_actions(const seq_file *vocabulary, const seq_file *data) {
     static const char *const kinds[] = {"none", "ratings of 1 to 5 stars", "ratings of half stars",
                                         "signals (bits)", "numbers of the source"};
-    if (vocabulary->actions == data->actions) return OK;
+    if (vocabulary->actions == data->actions) return seq_check_action_names(vocabulary, data);
     return fail(ERR_CONFIG,
                 "%s: its actions are %s, but the model learnt from %s; use data with actions of "
                 "that kind",

@@ -346,6 +346,9 @@ TEST(api_refuses_null_arguments) {
     REFUSED(hstu_data_find_user(o.data, "100", NULL));
     REFUSED(hstu_data_find_item(o.data, NULL, NULL));
     REFUSED(hstu_data_find_item(o.data, "1", NULL));
+    uint16_t action;
+    REFUSED(hstu_data_find_action(o.data, NULL, &action));
+    REFUSED(hstu_data_find_action(o.data, "view", NULL));
     REFUSED(hstu_data_item_id(o.data, 1, NULL, 9));
     REFUSED(hstu_data_item_title(o.data, 1, NULL, 9));
     REFUSED(hstu_data_user_id(o.data, 1, NULL, 9));

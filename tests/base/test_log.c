@@ -248,3 +248,25 @@ TEST(progress_takes_several_threads) {
     progress_end(&shared_bar);
     CHECK_EQ(shared_bar.done, 199999);
 }
+
+/* Without a terminal: nothing for half a minute, then a line with the time left. */
+TEST(progress_without_a_terminal_says_what_is_left) {
+    int said[2], before = dup(STDERR_FILENO);
+    char text[400] = "";
+    progress p;
+    CHECK(before >= 0 && pipe(said) == 0 && dup2(said[1], STDERR_FILENO) >= 0);
+    progress_begin(&p, "epoch 1", "events", 1000);
+    progress_update(&p, 100);
+    p.start_ns -= 31 * (uint64_t)SECOND;
+    p.last_draw_ns -= 31 * (uint64_t)SECOND;
+    progress_update(&p, 500);
+    progress_update(&p, 600);
+    progress_end(&p);
+    dup2(before, STDERR_FILENO);
+    close(said[1]);
+    CHECK(read(said[0], text, sizeof text - 1) > 0);
+    close(said[0]);
+    close(before);
+    CHECK_CONTAINS(text, "epoch 1:  50%  500/1.00 k events  16.1/s  ETA 31 s\n");
+    CHECK(strchr(text, '\n')[1] == '\0');
+}

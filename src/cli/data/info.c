@@ -405,9 +405,10 @@ static void write_actions(const info *in, json_writer *w) {
     for (int bit = 0; bit < N_BITS && in->data->actions == ACTION_BITS; bit++)
         json_key_int(w, seq_signal_name(bit), (int64_t)count_bit(in->stats, bit));
     for (uint32_t a = 0; a < ACTION_UNKNOWN && in->data->actions != ACTION_BITS; a++) {
-        char key[24];
+        char key[SEQ_TASK_BYTES];
         if (in->stats->action_count[a] == 0) continue;
-        snprintf(key, sizeof key, "%g", seq_rating(in->data, (uint16_t)a));
+        if (!seq_action_name(in->data, (uint16_t)a, key))
+            snprintf(key, sizeof key, "%g", seq_rating(in->data, (uint16_t)a));
         json_key_int(w, key, (int64_t)in->stats->action_count[a]);
     }
     if (count_unknown(in) > 0) json_key_int(w, "unknown", (int64_t)count_unknown(in));
@@ -593,8 +594,9 @@ static void print_codes(const info *in) {
                 best = a;
         }
         if (best == STATS_ACTIONS) return;
-        char label[32];
-        snprintf(label, sizeof label, "%14" PRIu32, best);
+        char label[64], name[SEQ_TASK_BYTES] = "";
+        bool has_name = seq_action_name(in->data, (uint16_t)best, name);
+        snprintf(label, sizeof label, has_name ? "%5" PRIu32 " %s" : "%14" PRIu32, best, name);
         if (row == 0) most = count[best];
         print_row(label, count[best], most, in->data->n_events);
         below = count[best], last = best;

@@ -139,8 +139,10 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         OPT_FLAG("--download", &o->is_download,
                  "Download the archive first unless it is already there."),
         OPT_TEXT("--url", &o->url, "URL", "Download it from this URL instead."),
-        OPT_FLAG("--drop-duplicates", &r->drop_duplicates,
-                 "Drop events equal to the one before: same user, item, time and action."),
+        OPT_FLAG(
+            "--drop-duplicates", &r->drop_duplicates,
+            "Drop events equal to an earlier one, side by side or not: same user, item, time and "
+            "action."),
         OPT_INT("--min-user-events", &r->min_user_events, "K", 0, UINT32_MAX,
                 "Drop users with fewer events, and items by --min-item-events, until all that "
                 "remain have enough."),
@@ -349,15 +351,16 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
     printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
            show_count(b, s->max_len));
     if (o->request.items != NULL && o->with == NULL)
-        printf("  Described   %12s   items by %s\n", show_count(a, s->n_described_items),
-               show_path(other, o->request.items));
+        printf("  Described   %12s   items with events by %s\n",
+               show_count(a, s->n_described_items), show_path(other, o->request.items));
     if (o->request.users != NULL && o->with == NULL)
         printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
                show_path(other, o->request.users));
     for (const content_report *f = s->content; f < s->content + s->n_content; f++)
         if (!f->is_left_out)
-            printf("  Feature     %12s   items have %s: %s, %s values\n", show_count(a, f->n_items),
-                   f->name, kind_names[f->kind], show_count(b, f->n_values));
+            printf("  Feature     %12s   items of the catalogue have %s: %s, %s values\n",
+                   show_count(a, f->n_items), f->name, kind_names[f->kind],
+                   show_count(b, f->n_values));
     if (o->request.item_vectors != NULL)
         printf("  Vectors     %12s   items by %s\n", show_count(a, s->n_vector_items),
                show_path(other, o->request.item_vectors));
@@ -369,14 +372,14 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
         printf("  Unknown     %12s   events without an action: history, not labels of ranking\n",
                show_count(a, s->n_unknown_actions));
     if (s->n_skipped > 0)
-        printf("  Skipped     %12s   bad lines, in %s/skipped.txt\n", show_count(a, s->n_skipped),
+        printf("  Skipped     %12s   bad rows, in %s/skipped.txt\n", show_count(a, s->n_skipped),
                out);
     if (s->n_duplicates > 0)
         printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
                o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
     if (s->n_out_of_order > 0)
         printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
-    printf("  Time        %10.2f s   %s events/s\n", seconds, rate);
+    printf("  Took        %10.2f s   %s events/s\n", seconds, rate);
     if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(other, o->emit_csv));
     printf("\n");
     return show_next_info(o->out);
@@ -416,7 +419,8 @@ static status write_skipped(const prep_options *o, bad_lines *bad) {
         if (unlink(path) != 0 && errno != ENOENT) return fail_errno("%s cannot be removed", path);
         return OK;
     }
-    log_warn("%llu bad lines were skipped; all of them: %s", (unsigned long long)n, path);
+    log_warn("%llu bad row%s skipped; all of them: %s", (unsigned long long)n,
+             n == 1 ? " was" : "s were", path);
     TRY(out_file_create(&f, path));
     status st = OK;
     for (uint64_t i = 0; st == OK && i < n; i++) {

@@ -190,6 +190,7 @@ static void choose_options(moving *m) {
         o->has_text_users |= data->has_text_users;
         o->has_text_items |= data->has_text_items;
         o->actions = data->actions;
+        o->action_map = data->action_map;
         o->time_per_second = data->time_per_second;
         o->has_user_feature = data->n_context > 0 && strcmp(data->context[0].name, "user_id") == 0;
     }

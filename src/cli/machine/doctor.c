@@ -573,10 +573,11 @@ static status print_json(const diagnosis *d) {
     return json_line_print();
 }
 
-/* The verdict is the last line; with --for a machine that is unfit is a failure as well. */
+/* The verdict is the last line; with --for a machine that is unfit is a failure, which says it. */
 static status give_verdict(const diagnosis *d, bool is_json) {
-    if (!is_json) printf("\nfit: %s\n", d->verdict);
-    if (d->purposes == 0 || d->is_fit) return OK;
+    bool is_failure = d->purposes != 0 && !d->is_fit;
+    if (!is_json && !is_failure) printf("\nfit: %s\n", d->verdict);
+    if (!is_failure) return OK;
     return fail(ERR_UNSUPPORTED, "this machine is not fit: %s", d->verdict + strlen("no, "));
 }
 

@@ -11,7 +11,14 @@
 #include "train/report/bootstrap.h"
 #include "train/report/report.h"
 
-enum { MAX_RUNS = 16, CELL_BYTES = 64, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 18 };
+enum {
+    MAX_RUNS = 16,
+    CELL_BYTES = 64,
+    KEY_WIDTH = 34,
+    MAX_WIDTH = 24,
+    MIN_WIDTH = 18,
+    NOTE_BYTES = 800
+};
 
 typedef struct comparison {
     run_facts *runs;         /* (n) */
@@ -121,6 +128,7 @@ static bool is_repeated(const comparison *c, int run, const char *name) {
 
 static status write_metric(comparison *c, const char *name) {
     char cell[MAX_RUNS][CELL_BYTES];
+    if (!is_repeated(c, c->n, name)) return OK; /* it says nothing in any run */
     for (int i = 0; i < c->n; i++) {
         double value = run_facts_metric(&c->runs[i], name);
         if (isfinite(value))
@@ -240,20 +248,53 @@ static status write_pairs(comparison *c, const char *name) {
     return write_row(c, "  95 % over users", cell[1]);
 }
 
-/* Figures of different protocols are different quantities. */
+/* What figures depend on besides the model; the target follows from the split. */
+typedef enum { BY_SPLIT, BY_PART, BY_CATALOGUE, BY_LEFT_OUT, N_BY } protocol_member;
+
+static const struct {
+    const char *key, *name, *remedy;
+} protocol_members[N_BY] = {
+    {"split", "split", "train both with the same --split, both with --validate or without"},
+    {"part", "part", "evaluate the same part of both"},
+    {"catalogue", "number of items", "train both on the same prepared data"},
+    {"left_out", "items left out of the ranking",
+     "train both with the same longest history; of lists, 'hstu eval --recommendations FILE "
+     "--window N' leaves out the items of the last N events"},
+};
+
+static const char *protocol_text(const run_facts *f, protocol_member k, char text[CELL_BYTES]) {
+    const json_value *start = f->history.start;
+    const json_value *p = start != NULL ? json_member(start, "protocol") : NULL;
+    double n_items = history_number(p, "catalogue");
+    if (k == BY_PART) return run_facts_part(f);
+    if (k != BY_CATALOGUE) return history_text(p, protocol_members[k].key);
+    snprintf(text, CELL_BYTES, isfinite(n_items) ? "%.0f" : "", n_items);
+    return text;
+}
+
+/* Figures of different protocols are different quantities: says which member differs, and what to
+ * do.  NULL: none does. */
+static const char *protocol_difference(const comparison *c, char note[NOTE_BYTES]) {
+    char room[2][CELL_BYTES];
+    for (int i = 1; i < c->n; i++)
+        for (protocol_member k = 0; k < N_BY; k++) {
+            const char *a = protocol_text(&c->runs[0], k, room[0]);
+            const char *b = protocol_text(&c->runs[i], k, room[1]);
+            bool is_known = k != BY_CATALOGUE || (a[0] != '\0' && b[0] != '\0');
+            if (!is_known || strcmp(a, b) == 0) continue;
+            snprintf(note, NOTE_BYTES,
+                     "The runs differ in the %s, so their metrics are different quantities and "
+                     "cannot be compared: %.60s has \"%.100s\", %.60s has \"%.100s\"; %s.",
+                     protocol_members[k].name, short_name(c->runs[0].run), a,
+                     short_name(c->runs[i].run), b, protocol_members[k].remedy);
+            return note;
+        }
+    return NULL;
+}
+
 static bool is_comparable(const comparison *c) {
-    static const char *const keys[] = {"split", "left_out"}; /* the target follows, and the part */
-    for (int i = 1; i < c->n; i++) {
-        const json_value *a = c->runs[0].history.start, *b = c->runs[i].history.start;
-        a = a != NULL ? json_member(a, "protocol") : NULL;
-        b = b != NULL ? json_member(b, "protocol") : NULL;
-        for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++)
-            if (strcmp(history_text(a, keys[k]), history_text(b, keys[k])) != 0) return false;
-        if (strcmp(run_facts_part(&c->runs[0]), run_facts_part(&c->runs[i])) != 0) return false;
-        double items[2] = {history_number(a, "catalogue"), history_number(b, "catalogue")};
-        if (isfinite(items[0]) && isfinite(items[1]) && items[0] != items[1]) return false;
-    }
-    return true;
+    char note[NOTE_BYTES];
+    return protocol_difference(c, note) == NULL;
 }
 
 static status write_differences(comparison *c) {
@@ -284,10 +325,6 @@ static status write_tables(comparison *c) {
     return each_difference(c, write_difference);
 }
 
-static const char not_comparable[] =
-    "The runs differ in split, part, catalogue or left-out items: their metrics are different "
-    "quantities and cannot be compared.";
-
 static status write_chart(comparison *c, const char *title, const char *name) {
     curve curves[MAX_RUNS];
     bool is_by_step = false;
@@ -315,16 +352,18 @@ static status write_charts(comparison *c) {
     for (int i = 0; i < c->n; i++) {
         const run_history *h = &c->runs[i].history;
         for (int m = 0; m < h->n_metrics; m++)
-            if (!is_repeated(c, i, h->metric[m])) TRY(write_chart(c, h->metric[m], h->metric[m]));
+            if (!is_repeated(c, i, h->metric[m]) && is_repeated(c, i + 1, h->metric[m]))
+                TRY(write_chart(c, h->metric[m], h->metric[m]));
     }
     return buf_text(&c->page, "</div>\n");
 }
 
 static status write_page(comparison *c, const char *path) {
+    char note[NOTE_BYTES];
     c->is_html = true;
     TRY(page_open(&c->page, "hstu compare"));
     TRY(buf_text(&c->page, "<h1>Runs side by side</h1>\n"));
-    if (!is_comparable(c)) TRY(page_text(&c->page, not_comparable, "p"));
+    if (!is_comparable(c)) TRY(page_text(&c->page, protocol_difference(c, note), "p"));
     TRY(buf_text(&c->page, "<table>\n"));
     TRY(write_tables(c));
     TRY(buf_text(&c->page, "</table>\n"));
@@ -341,6 +380,7 @@ static status print_json(const comparison *c) {
 }
 
 static status compare(comparison *c, const char *const *paths, const char *out, bool is_json) {
+    char note[NOTE_BYTES];
     for (int i = 0; i < c->n; i++)
         TRY(run_facts_read(&c->runs[i], paths[i]));
     for (int i = 0; i < c->n; i++)
@@ -349,7 +389,7 @@ static status compare(comparison *c, const char *const *paths, const char *out, 
         TRY(print_json(c));
     else
         TRY(write_tables(c));
-    if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", not_comparable);
+    if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", protocol_difference(c, note));
     if (!is_json && c->has_no_pairs)
         printf(
             "\nNote: No intervals of differences: they need runs that were evaluated on the same "

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -223,11 +222,6 @@ void eval_groups_write(const eval_groups *g, json_writer *w) {
         json_object_close(w);
     }
     json_array_close(w);
-}
-
-bool eval_is_beyond(const eval_result *r, const char *metric_name) {
-    const char *at = strchr(metric_name, '@');
-    return r->is_retrieval && at != NULL && atoi(at + 1) >= r->n_items_ranked;
 }
 
 void eval_tell_beyond(const eval_result *r) {

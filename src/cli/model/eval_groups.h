@@ -23,10 +23,8 @@ status eval_groups_make(eval_groups *g, const char *by, evaluator *e, const spli
 void eval_groups_write(const eval_groups *g, json_writer *w);
 void eval_groups_print(const eval_groups *g, const eval_result *all);
 
-/* Whether a metric is at the size of the catalogue or above: HR@k then counts what was not left
- * out, and says nothing about the model. */
-bool eval_is_beyond(const eval_result *r, const char *metric_name);
-void eval_tell_beyond(const eval_result *r); /* prints a line where some are */
+/* Prints a line where metrics are beyond the catalogue. */
+void eval_tell_beyond(const eval_result *r);
 
 /* A CSV file: user, events of the history, and the position of the target or the scored events. */
 status eval_write_users(const char *path, const evaluator *e, const split *s, split_part part,

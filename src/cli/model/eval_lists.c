@@ -104,7 +104,7 @@ static bool find_user(listing *l, const char *id, uint64_t *out) {
 }
 
 static void begin_list(listing *l, uint64_t user) {
-    l->n_lists += !l->user[user].has_list;
+    l->n_lists += !l->user[user].has_list && l->user[user].is_held_out;
     l->user[user].has_list = true;
 }
 

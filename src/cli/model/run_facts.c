@@ -102,7 +102,20 @@ void run_facts_fini(run_facts *f) {
     run_config_fini(&f->config);
 }
 
+/* Logs of older versions have metrics at the size of the catalogue and above, and means of
+ * evaluations on validation beside figures of the test part. */
+static bool is_meaningless(const run_facts *f, const char *name) {
+    const json_value *p =
+        f->history.start != NULL ? json_member(f->history.start, "protocol") : NULL;
+    const char *at = strchr(name, '@');
+    if (strstr(name, "_mean10") != NULL && f->history.part[0] != '\0' &&
+        strcmp(f->history.part, run_facts_part(f)) != 0)
+        return true;
+    return at != NULL && atoi(at + 1) >= history_number(p, "catalogue");
+}
+
 double run_facts_metric(const run_facts *f, const char *name) {
+    if (is_meaningless(f, name)) return NAN;
     double value = history_number(f->history.done, name);
     const double *y = run_history_values(&f->history, name);
     return isfinite(value) || y == NULL ? value : history_last(y, f->history.n);

@@ -27,7 +27,8 @@ typedef struct run_facts {
 status run_facts_read(run_facts *f, const char *run);
 void run_facts_fini(run_facts *f);
 
-/* A metric at the end of the run: of the line "done", else of the last evaluation; NAN: none. */
+/* A metric at the end of the run: of the line "done", else of the last evaluation; NAN: none, or
+ * it says nothing (beyond the catalogue, or of another part). */
 double run_facts_metric(const run_facts *f, const char *name);
 
 /* The part that these figures are of. */

@@ -19,7 +19,9 @@ status builder_create(builder **out, const builder_options *options, pool *p) {
     dictionary_init(&b->vector_items, options->has_text_items);
     dictionary_init(&b->context_users, options->has_text_users);
     uint32_t n_sinks = p != NULL ? (uint32_t)pool_n_threads(p) : 1;
-    status st = MEM_NEW(&b->sinks, n_sinks);
+    bool has_names = options->action_map != NULL && options->actions == ACTION_CODE;
+    status st = has_names ? buf_text(&b->action_map, options->action_map) : OK;
+    if (st == OK) st = MEM_NEW(&b->sinks, n_sinks);
     if (st != OK) {
         builder_destroy(b);
         return st;
@@ -56,6 +58,7 @@ void builder_destroy(builder *b) {
     dictionary_fini(&b->catalogue);
     MEM_FREE(b->title_begin, b->title_end);
     buf_fini(&b->titles);
+    buf_fini(&b->action_map);
     for (int f = 0; f < b->n_content; f++)
         feature_input_fini(&b->content[f]);
     dictionary_fini(&b->vector_items);
@@ -524,6 +527,9 @@ static status write_columns(write_job *job, const buf *meta, const vocab_output 
     uint64_t n_floats = (stats->n_items + 1) * (uint64_t)job->b->vector_dim;
     int vectors;
     TRY(column_writer_add(w, "meta", COLUMN_U8, meta->n_bytes, meta->data));
+    const buf *names = &job->b->action_map;
+    if (names->n_bytes > 0)
+        TRY(column_writer_add(w, "action_map", COLUMN_U8, names->n_bytes + 1, buf_str(names)));
     TRY(column_writer_add(w, "offsets", COLUMN_U64, stats->n_users + 1, job->out_offsets));
     TRY(column_writer_declare(w, "item_index", COLUMN_U32, stats->n_events, &events.item));
     TRY(column_writer_declare(w, "action", COLUMN_U16, stats->n_events, &events.action));

@@ -19,6 +19,7 @@ typedef struct builder_options {
     bool
         has_user_feature; /* the first contextual feature is user_id: every user is a value of it */
     action_kind actions;
+    const char *action_map;   /* ACTION_CODE: the names of codes, "view=0,cart=1"; NULL: none */
     int64_t time_per_second;  /* of the times added; ignored if they are in nanoseconds */
     bool has_ns_times;        /* times are nanoseconds since 1970; the file has the coarsest ticks
                                  that keep all of them: seconds, milli-, micro- or nanoseconds */
@@ -59,7 +60,7 @@ typedef struct content_report {
 /* Counts for the closing report. */
 typedef struct builder_stats {
     uint64_t n_users, n_items, n_seen_items, n_events, max_len;
-    uint64_t n_duplicates;      /* equal to the event before: kept unless drop_duplicates */
+    uint64_t n_duplicates;      /* equal to an earlier one: kept unless drop_duplicates */
     uint64_t n_out_of_order;    /* events older than one read before them of the same user */
     uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
     uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */

@@ -94,6 +94,7 @@ struct builder {
     event_block **blocks; /* (n_blocks) */
     size_t n_blocks, block_capacity;
 
+    buf action_map;                    /* the names of codes; empty: none */
     dictionary catalogue;              /* items added by themselves */
     uint64_t *title_begin, *title_end; /* (catalogue.n), into titles */
     size_t begin_capacity, end_capacity;

@@ -501,7 +501,11 @@ static status read_table(side_table *t) {
     sample_fini(&t->first);
     blocks_destroy(b);
     input_close(in);
-    return st;
+    if (st != ERR_FORMAT || strstr(status_reason(), "this is a Parquet file") == NULL) return st;
+    return fail(ERR_FORMAT,
+                "%s: this is a Parquet file; %s takes CSV or JSON lines. Write it as such, as with "
+                "pandas: pd.read_parquet(...).to_json('table.jsonl', orient='records', lines=True)",
+                t->path, t->is_items ? "--items" : "--users");
 }
 
 status job_read_side_tables(source_job *job) {

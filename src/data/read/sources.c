@@ -1,4 +1,5 @@
 #include <dirent.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,6 +230,7 @@ void job_layout(const source_job *job, csv_layout *t, const char *delimiter, boo
 
 typedef struct event_context {
     builder *build;
+    _Atomic uint64_t n_not_utf8, first_not_utf8; /* lines, and the number of the first */
     const csv_layout *layout;
     const char *file;
     parse_block_fn parse;
@@ -253,11 +255,36 @@ static status add_row(void *ctx, const csv_row *row) {
     return sink_add_numbered(to->sink, user, item, row->action, row->time);
 }
 
+static bool is_ascii(const char *text, size_t n) {
+    unsigned char bits = 0;
+    for (size_t i = 0; i < n; i++)
+        bits |= (unsigned char)text[i];
+    return bits < 0x80;
+}
+
+/* Bytes of another encoding are kept as they are; ids of other files will not match them. */
+static void count_not_utf8(event_context *e, const text_block *block) {
+    const char *at = block->text, *end = at + block->n_bytes;
+    if (is_ascii(at, block->n_bytes)) return;
+    for (uint64_t line = block->first_line; at < end; line++) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t n = (size_t)((newline != NULL ? newline : end) - at);
+        if (!utf8_is_valid(at, n)) {
+            uint64_t first = atomic_load(&e->first_not_utf8);
+            atomic_fetch_add(&e->n_not_utf8, 1);
+            while (line < first && !atomic_compare_exchange_weak(&e->first_not_utf8, &first, line))
+                ;
+        }
+        at += n + 1;
+    }
+}
+
 static status parse_events(void *ctx, text_block *block, int worker) {
     event_context *e = ctx;
     const csv_layout *t = e->layout;
     builder_sink *sink = builder_get_sink(e->build, worker);
     row_target to = {sink, t};
+    count_not_utf8(e, block);
     TRY(sink_begin_block(sink, block->sequence, block->n_lines));
     TRY(e->parse(t, e->file, block, add_row, &to));
     sink_keep_digits(sink, block->time_digits);
@@ -266,8 +293,13 @@ static status parse_events(void *ctx, text_block *block, int worker) {
 }
 
 status job_read_blocks(source_job *job, blocks *b, const csv_layout *t, parse_block_fn parse) {
-    event_context e = {job->build, t, blocks_name(b), parse};
+    event_context e = {.build = job->build, .layout = t, .file = blocks_name(b), .parse = parse};
+    atomic_init(&e.first_not_utf8, UINT64_MAX);
     status st = blocks_run(b, job->p, parse_events, &e);
+    if (e.n_not_utf8 > 0)
+        log_warn("%s:%llu: not UTF-8, and neither are %llu lines in all: their bytes are kept as "
+                 "they are; if the file is Latin-1, convert it first: iconv -f LATIN1 -t UTF-8",
+                 e.file, (unsigned long long)e.first_not_utf8, (unsigned long long)e.n_not_utf8);
     job->next_sequence = blocks_next_sequence(b);
     if (t->bad != NULL && bad_lines_check(t->bad) != OK) return bad_lines_fail(t->bad);
     return st;

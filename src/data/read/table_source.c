@@ -213,7 +213,12 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
     suggest_map(s, choice->of[ROLE_ACTION], map, sizeof map);
     escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
                    strlen(s->name[choice->of[ROLE_ACTION]]));
-    if (map[0] != '\0')
+    bool is_empty = true;
+    for (int i = 0; i < s->n_rows; i++)
+        is_empty &= action_cell(sample_cell(s, i, choice->of[ROLE_ACTION])) == CELL_MISSING;
+    if (is_empty)
+        log_info("note: the column %s is left out: it is empty in the first rows", name);
+    else if (map[0] != '\0')
         log_info("note: the column %s is left out, as it holds texts; to use it: --action-map %s",
                  name, map);
     else
@@ -244,6 +249,19 @@ static status columns_guess_kinds(const source_request *r, const sample *s, colu
         guess_times(s, choice->of[ROLE_TIME], &t->times);
     options->min_time_digits = choice->of[ROLE_TIME] >= 0 ? time_plan_digits(&t->times) : 0;
     return OK;
+}
+
+/* A column without a name that could be the action is not taken for it, but named. */
+static void say_unread(const source_request *r, const sample *s, const column_choice *choice) {
+    if (s->has_names || r->action_col != NULL || r->action_kind != NULL) return;
+    for (int c = 0; c < s->n_columns; c++) {
+        bool is_taken =
+            c == choice->of[ROLE_USER] || c == choice->of[ROLE_ITEM] || c == choice->of[ROLE_TIME];
+        if (is_taken || (!fits_kind(s, c, ACTION_HALF_STARS) && !fits_kind(s, c, ACTION_CODE)))
+            continue;
+        log_info("note: column %d is not read; if it holds ratings or actions: --action-col %d",
+                 c + 1, c + 1);
+    }
 }
 
 /* Logs what was taken for what: one line. */
@@ -363,10 +381,12 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     if (job->request->action_map != NULL) {
         TRY(action_map_parse(&r->map, job->request->action_map, job->options.actions));
         r->layout.map = &r->map;
+        job->options.action_map = job->request->action_map;
     }
     if (s->has_names)
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);
     columns_say(s, form, &r->choice, &r->layout);
+    say_unread(job->request, s, &r->choice);
     return job_create_builder(job);
 }
 

@@ -29,7 +29,7 @@ static status check_kinds(const seq_file *data, const seq_file *test) {
         return fail(ERR_USAGE,
                     "%s and %s have different kinds of actions; prepare both in the same way",
                     test->path, data->path);
-    return OK;
+    return seq_check_action_names(data, test);
 }
 
 /* A target must come after everything that the user trains on.  At the very time of a training

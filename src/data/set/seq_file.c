@@ -80,6 +80,16 @@ static status load_ids(seq_file *s) {
     return OK;
 }
 
+/* --action-map of `hstu prep`, as it was given; entries that say nothing are passed over. */
+static status load_action_map(seq_file *s) {
+    uint64_t n;
+    if (column_file_find(&s->file, "action_map") == NULL) return OK;
+    TRY(column_file_get(&s->file, s->path, "action_map", COLUMN_U8, (const void **)&s->action_map,
+                        &n));
+    if (n > 0 && s->action_map[n - 1] == '\0') return OK;
+    return fail(ERR_FORMAT, "%s: column 'action_map' does not end with a zero byte", s->path);
+}
+
 static status load_context(seq_file *s) {
     for (uint32_t i = 0; i < s->file.n_columns; i++) {
         const column *c = &s->file.columns[i];
@@ -256,6 +266,7 @@ static status load(seq_file *s, pool *p) {
     status st = seq_check_offsets(s->offsets, s->n_users, s->n_events);
     if (st != OK) return fail_prefix(st, "%s: column 'offsets'", s->path);
     TRY(load_ids(s));
+    TRY(load_action_map(s));
     TRY(load_context(s));
     TRY(load_content(s));
     return check_events(s, p);
@@ -382,6 +393,80 @@ status seq_file_check_unchanged(const seq_file *s, pool *p) {
     return column_file_check_unchanged(&s->file, s->path, p);
 }
 
+/* An entry of an action map: a view of its name, and its code.  "*", all other texts, is no name.
+ */
+typedef struct named_action {
+    const char *name;
+    size_t n;
+    uint16_t action;
+} named_action;
+
+/* The entries of a map from *at on; false after the last. */
+static bool next_action(const char **at, named_action *out) {
+    while (*at != NULL && **at != '\0') {
+        size_t length = strcspn(*at, ",");
+        const char *name = *at, *equals = memrchr(name, '=', length);
+        *at += length + (name[length] == ',');
+        if (equals == NULL || equals == name || (equals == name + 1 && *name == '*')) continue;
+        long code = equals[1] >= '0' && equals[1] <= '9' ? strtol(equals + 1, NULL, 10) : -1;
+        bool is_code = code >= 0 && code < ACTION_UNKNOWN;
+        *out = (named_action){name, (size_t)(equals - name),
+                              is_code ? (uint16_t)code : ACTION_UNKNOWN};
+        return true;
+    }
+    return false;
+}
+
+bool seq_find_action(const seq_file *s, const char *name, size_t n, uint16_t *out) {
+    named_action a;
+    for (const char *at = s->action_map; next_action(&at, &a);)
+        if (a.n == n && memcmp(a.name, name, n) == 0) {
+            *out = a.action;
+            return true;
+        }
+    return false;
+}
+
+bool seq_action_name(const seq_file *s, uint16_t action, char name[SEQ_TASK_BYTES]) {
+    named_action a;
+    for (const char *at = s->action_map; next_action(&at, &a);) {
+        bool is_plain = a.action == action && a.n < SEQ_TASK_BYTES && utf8_is_valid(a.name, a.n);
+        for (size_t i = 0; i < a.n && is_plain; i++)
+            is_plain = (unsigned char)a.name[i] >= ' ' && a.name[i] != '"' && a.name[i] != 127;
+        if (!is_plain) continue;
+        memcpy(name, a.name, a.n);
+        name[a.n] = '\0';
+        return true;
+    }
+    return false;
+}
+
+/* Whether a map names a code, and not with this name. */
+static bool has_other_names(const seq_file *s, const named_action *wanted) {
+    named_action a;
+    bool has_other = false;
+    for (const char *at = s->action_map; next_action(&at, &a);) {
+        if (a.action != wanted->action) continue;
+        if (a.n == wanted->n && memcmp(a.name, wanted->name, a.n) == 0) return false;
+        has_other = true;
+    }
+    return has_other;
+}
+
+status seq_check_action_names(const seq_file *known, const seq_file *data) {
+    named_action a;
+    uint16_t code;
+    for (const char *at = known->action_map; at != NULL && next_action(&at, &a);) {
+        bool is_there = seq_find_action(data, a.name, a.n, &code);
+        if (is_there ? code == a.action : !has_other_names(data, &a)) continue;
+        return fail(ERR_CONFIG,
+                    "%s: its action names are %.200s, but those of %s are %.200s; prepare the data "
+                    "again with the same numbers for the same names",
+                    data->path, data->action_map, known->path, known->action_map);
+    }
+    return OK;
+}
+
 const char *seq_signal_name(int bit) {
     static const char *const names[] = {"click",   "like", "follow",    "comment",
                                         "forward", "hate", "long_view", "profile_enter"};
@@ -395,7 +480,7 @@ void seq_task_name(const seq_file *data, bool is_bits, int k, char name[SEQ_TASK
         snprintf(name, SEQ_TASK_BYTES, "%s", signal);
     else if (is_rated && !is_bits)
         snprintf(name, SEQ_TASK_BYTES, "rating%g", seq_rating(data, (uint16_t)k));
-    else
+    else if (is_bits || !seq_action_name(data, (uint16_t)k, name))
         snprintf(name, SEQ_TASK_BYTES, "%s%d", is_bits ? "task" : "class", k);
 }
 

@@ -78,6 +78,7 @@ typedef struct seq_file {
     const int64_t *time;     /* (n_events), in ticks: time_per_second to a second */
     const seq_gaps *gaps;    /* NULL: no event of the data is left out */
     action_kind actions;
+    const char *action_map;  /* ACTION_CODE: "view=0,cart=1", the names of codes; NULL: none */
     int32_t n_actions;       /* of a model's vocabulary: actions are 0..n_actions-1; 0: not said */
     int64_t time_per_second; /* 1, 10^3, 10^6 or 10^9 */
     bool has_text_users, has_text_items;
@@ -169,6 +170,17 @@ double seq_rating(const seq_file *s, uint16_t action);
 /* The action of a rating; false if the data have none, or not this one. */
 bool seq_find_rating(const seq_file *s, double rating, uint16_t *out);
 
+/* The action of a name of the map; false if there is none. */
+bool seq_find_action(const seq_file *s, const char *name, size_t n, uint16_t *out);
+
+/* The first name of a code, where it is short and plain enough to be part of other names. */
+enum { SEQ_TASK_BYTES = 24 };
+bool seq_action_name(const seq_file *s, uint16_t action, char name[SEQ_TASK_BYTES]);
+
+/* ERR_CONFIG where a name has another code in `data` than in `known`, which says what numbers mean,
+ * or a code another name.  Data without names fit all. */
+status seq_check_action_names(const seq_file *known, const seq_file *data);
+
 /* The name of a bit of ACTION_BITS: "click", "like", ...; NULL beyond the eight there are. */
 const char *seq_signal_name(int bit);
 
@@ -176,8 +188,7 @@ const char *seq_signal_name(int bit);
 status seq_content_add(column_writer *w, const item_content *f, uint64_t n_items);
 
 /* What task k of a ranking model is called: "click" where actions are bits, "rating4" where a class
- * is a rating, else by its number: "task0", "class0". */
-enum { SEQ_TASK_BYTES = 24 };
+ * is a rating, the name of a code, else by its number: "task0", "class0". */
 void seq_task_name(const seq_file *data, bool is_bits, int k, char name[SEQ_TASK_BYTES]);
 
 /* Jagged offsets: sequence b is rows offsets[b] .. offsets[b + 1] - 1.  ERR_FORMAT names the first

@@ -642,18 +642,29 @@ static void drop_models(served **models, int n) {
         served_drop(models[i]);
 }
 
+static status read_action_name(const seq_file *data, engine_event *e, size_t i) {
+    if (seq_find_action(data, e->action_name, e->action_bytes, &e->action)) return OK;
+    return fail(ERR_USAGE, "event %zu: there is no action '%.*s'; %s%.200s", i + 1,
+                (int)(e->action_bytes < 60 ? e->action_bytes : 60), e->action_name,
+                data->action_map != NULL ? "the data have " : "the data name none: send its number",
+                data->action_map != NULL ? data->action_map : "");
+}
+
 status engine_read_ratings(engine *e, int index, engine_event *events, size_t n) {
     served *m = NULL;
     status st = OK;
     for (size_t i = 0; i < n && st == OK; i++) {
-        if (events[i].half_stars == 0) continue;
+        if (events[i].half_stars == 0 && events[i].action_name == NULL) continue;
         if (m == NULL) TRY(keep_model(e, index, &m));
-        if (!seq_find_rating(m->s->data, events[i].half_stars / 2.0, &events[i].action))
+        if (events[i].action_name != NULL)
+            st = read_action_name(m->s->data, &events[i], i);
+        else if (!seq_find_rating(m->s->data, events[i].half_stars / 2.0, &events[i].action))
             st = fail(ERR_USAGE,
                       "event %zu: the data have no rating %g; send another \"rating\", or "
                       "an \"action\"",
                       i + 1, events[i].half_stars / 2.0);
         events[i].half_stars = 0;
+        events[i].action_name = NULL;
     }
     if (m != NULL) served_drop(m);
     return st;

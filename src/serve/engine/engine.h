@@ -57,6 +57,8 @@ typedef struct engine_event {
     uint16_t action;     /* as the data stores it, or ACTION_UNKNOWN */
     uint16_t half_stars; /* twice the rating that stands for the action until engine_read_ratings
                             has been called; 0: none */
+    const char *action_name; /* and the name of an action until then; NULL: none */
+    size_t action_bytes;
 } engine_event;
 
 typedef struct engine_config {
@@ -322,8 +324,8 @@ status engine_add_events(engine *e, engine_id user, const engine_event *events, 
                          engine_added *out);
 status engine_erase_user(engine *e, engine_id user, bool *existed);
 
-/* Sets the actions of events that have half_stars, by the ratings of a model's data.  ERR_USAGE if
- * they have no such rating. */
+/* Sets the actions of events that have half_stars or action_name, by the ratings and the names of a
+ * model's data.  ERR_USAGE if they have no such rating or name. */
 status engine_read_ratings(engine *e, int index, engine_event *events, size_t n);
 
 /* Those of n events that would not be duplicates now, in their order: (n_out) of `out`, which has

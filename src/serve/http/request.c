@@ -139,8 +139,14 @@ static status read_time(const place *p, const json_value *v) {
     return OK;
 }
 
+/* A code, or a name that engine_read_ratings looks up. */
 static status read_action(const place *p, const json_value *v) {
+    engine_event *e = (engine_event *)p->out;
     int64_t action = 0;
+    if (v->type == JSON_STRING) {
+        e->action_bytes = v->string_bytes;
+        return arena_copy_text(p->a, v->string, v->string_bytes, &e->action_name);
+    }
     TRY(whole_number(v, 0, UINT16_MAX, &action));
     *(uint16_t *)value_of(p) = (uint16_t)action;
     return OK;
@@ -756,7 +762,14 @@ static status add_history(arena *a, const engine_id *items, size_t n_items,
     for (size_t i = 0; i < n; i++) {
         size_t action = ACTION_UNKNOWN;
         events[i].item = items[i];
-        if (actions != NULL) TRY(count(&actions[i], "actions in TOKENS", UINT16_MAX, &action));
+        bool is_name = actions != NULL && actions[i].text != NULL && actions[i].n > 0 &&
+                       strspn(actions[i].text, "0123456789") < actions[i].n;
+        if (is_name) {
+            events[i].action_name = actions[i].text;
+            events[i].action_bytes = actions[i].n;
+        } else if (actions != NULL) {
+            TRY(count(&actions[i], "actions in TOKENS", UINT16_MAX, &action));
+        }
         events[i].action = (uint16_t)action;
     }
     q->has_history = true;

@@ -234,6 +234,13 @@ void serve_infer(call *c) {
         call_fail_status(c, st);
         return;
     }
+    for (size_t i = 0; st == OK && i < q->asks.n; i++)
+        st = engine_read_ratings(c->s->engine, model, (engine_event *)q->asks.ask[i].history,
+                                 q->asks.ask[i].n_history);
+    if (st != OK) {
+        call_fail_status(c, st);
+        return;
+    }
     q->c = c;
     q->has_text_items = info.has_text_items;
     c->parsed_ns = clock_ns();

@@ -481,6 +481,7 @@ static status open_names(warm_job *j) {
     j->report->step = origin.step;
     j->n_earlier = origin.n_earlier;
     TRY(check_actions(j));
+    if (model_action_rows(j->s->model) != NULL) TRY(seq_check_action_names(j->names, j->s->data));
     return vocabulary_map_init(&j->map, j->names, j->s->data, workers);
 }
 

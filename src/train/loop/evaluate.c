@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -55,9 +56,10 @@ struct evaluator {
     size_t users_capacity;
     user_position *round; /* (B): ranking, of this rank's batch in the round */
     int64_t n_round, n_unknown, n_runs;
-    task_values tasks; /* of all rows, or of a replicate */
-    bool is_group;     /* the state is that of some users */
-    bool has_estimate; /* the time of an evaluation was told */
+    task_values tasks;      /* of all rows, or of a replicate */
+    bool is_group;          /* the state is that of some users */
+    bool has_estimate;      /* the time of an evaluation was told */
+    int32_t n_items_ranked; /* of the last run */
     int n_usual; /* the first of the metrics: those of all evaluations, not of the end alone */
 };
 
@@ -79,6 +81,11 @@ static void add_metric(eval_result *r, double value, const char *fmt, ...) {
     r->item[r->n++].value = value;
 }
 
+bool eval_is_beyond(const eval_result *r, const char *metric_name) {
+    const char *at = strchr(metric_name, '@');
+    return r->is_retrieval && at != NULL && atoi(at + 1) >= r->n_items_ranked;
+}
+
 static status note_user(evaluator *e, user_position found) {
     TRY(MEM_RESERVE(&e->users, &e->users_capacity, (size_t)e->n_users + 1));
     e->users[e->n_users++] = found;
@@ -92,7 +99,7 @@ static void write_intervals(const eval_result *r, json_writer *w) {
     if (!has_any) return;
     json_key_object(w, "intervals");
     for (int i = 0; i < r->n; i++) {
-        if (!isfinite(r->item[i].low)) continue;
+        if (!isfinite(r->item[i].low) || eval_is_beyond(r, r->item[i].name)) continue;
         json_key_array(w, r->item[i].name);
         json_double(w, r->item[i].low);
         json_double(w, r->item[i].high);
@@ -118,7 +125,8 @@ static void write_bins(const eval_task *t, json_writer *w) {
 void eval_write_metrics(const eval_result *r, json_writer *w) {
     char name[EVAL_NAME_BYTES];
     for (int i = 0; i < r->n; i++)
-        json_key_double(w, r->item[i].name, r->item[i].value);
+        if (!eval_is_beyond(r, r->item[i].name))
+            json_key_double(w, r->item[i].name, r->item[i].value);
     for (int i = 0; i < r->n; i++) {
         if (r->item[i].alias == 0) continue;
         snprintf(name, sizeof name, "auc:class%d", r->item[i].alias - 1);
@@ -388,8 +396,9 @@ static void report_tasks(const evaluator *e, metric_kind kind, eval_result *r) {
     add_metric(r, n_defined > 0 ? sum / n_defined : NAN, "%s", metric_table[kind].name);
     for (int k = 0; k < e->n_columns && e->n_columns > 1; k++) {
         seq_task_name(e->s->data, e->is_bits, k, name);
-        add_metric(r, value[k], "%s:%.16s", metric_table[kind].name, name);
-        if (kind == METRIC_AUC && strncmp(name, "rating", 6) == 0) r->item[r->n - 1].alias = k + 1;
+        add_metric(r, value[k], "%s:%.23s", metric_table[kind].name, name);
+        if (kind == METRIC_AUC && !e->is_bits && e->s->data->actions != ACTION_CODE)
+            r->item[r->n - 1].alias = k + 1;
     }
 }
 
@@ -652,7 +661,7 @@ static status run_batches(evaluator *e, int64_t max_batches, eval_result *out) {
     progress bar;
     status st = batcher_restore(e->batches, &e->first);
     if (st == OK && is_retrieval) st = model_corpus(e->s->model, &corpus);
-    out->n_items_ranked = corpus.n;
+    out->n_items_ranked = e->n_items_ranked = corpus.n;
     dynamic_begin_reads(model_tables(e->s->model));
     progress_begin(&bar, "evaluating", "users", batcher_n_users(e->batches));
     int64_t n_batches = 0;
@@ -875,7 +884,9 @@ status evaluator_group(evaluator *e, const uint8_t *is_in, eval_result *out) {
     g.users_capacity = 0;
     g.user_area = NULL;
     g.is_group = true;
-    *out = (eval_result){.is_retrieval = e->s->config->task == TASK_RETRIEVAL, .run = e->n_runs};
+    *out = (eval_result){.is_retrieval = e->s->config->task == TASK_RETRIEVAL,
+                         .n_items_ranked = e->n_items_ranked,
+                         .run = e->n_runs};
     status st = fill_group(&g, e, is_in);
     out->n_users = g.n_users;
     if (st == OK && !out->is_retrieval && g.n_columns <= AUC_MAX_TASKS) st = sum_tasks(&g, out);
@@ -911,10 +922,19 @@ static const char *target_text(const protocol *p, char text[TEXT_BYTES]) {
     return text;
 }
 
+/* A window that holds every history leaves nothing out of sight: it is called that of all events,
+ * so that the protocols of equal figures are equal. */
+static bool holds_every_history(const session *s) {
+    uint64_t n = 0;
+    for (uint64_t u = 0; u < s->data->n_users && n <= (uint64_t)s->max_history + 1; u++)
+        if (seq_length(s->data, u) > n) n = seq_length(s->data, u);
+    return n <= (uint64_t)s->max_history + 1; /* with the target */
+}
+
 static const char *seen_text(const protocol *p, char text[TEXT_BYTES]) {
     bool keeps_seen = p->result != NULL ? p->result->keeps_seen : p->keeps_seen;
     if (keeps_seen) return "none, items of the history stay in the ranking";
-    if (p->session->max_history == INT32_MAX) return "items of all events before the target";
+    if (holds_every_history(p->session)) return "items of all events before the target";
     snprintf(text, TEXT_BYTES, "items of the last %d events before the target",
              p->session->max_history);
     return text;
@@ -948,20 +968,22 @@ void protocol_write(const protocol *p, json_writer *w) {
 static status describe_candidates(const protocol *p, buf *out) {
     char text[TEXT_BYTES];
     int32_t n = n_candidates(p), n_items = p->session->limits.n_items;
+    char a[GROUPED_BYTES], b[GROUPED_BYTES];
     const eval_result *r = p->result;
     TRY(buf_printf(out,
-                   n == n_items ? "  Ranked    all %d items of the catalogue\n"
-                                : "  Ranked    %d of the catalogue's %d items\n",
-                   n, n_items));
+                   n == n_items ? "  Ranked    all %s items of the catalogue\n"
+                                : "  Ranked    %s of the catalogue's %s items\n",
+                   text_grouped(a, (uint64_t)n), text_grouped(b, (uint64_t)n_items)));
     TRY(buf_printf(out, "  Left out  %s\n", seen_text(p, text)));
     TRY(buf_printf(out, "  Ties      %s\n", position_ties));
     if (r == NULL || r->n_users == 0) return OK;
-    return buf_printf(out,
-                      "  Repeated  %" PRId64 " of %" PRId64 " targets (%.2f %%) are in that "
-                      "history: %s\n",
-                      r->n_repeated, r->n_users, 100.0 * (double)r->n_repeated / (double)r->n_users,
-                      r->keeps_seen ? "ranked like any other"
-                                    : "never found (--keep-seen ranks them)");
+    return buf_printf(
+        out,
+        "  Repeated  %s of %s targets (%.2f %%) are in that "
+        "history: %s\n",
+        text_grouped(a, (uint64_t)r->n_repeated), text_grouped(b, (uint64_t)r->n_users),
+        100.0 * (double)r->n_repeated / (double)r->n_users,
+        r->keeps_seen ? "ranked like any other" : "never found (--keep-seen ranks them)");
 }
 
 status protocol_describe(const protocol *p, buf *out) {

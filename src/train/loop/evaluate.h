@@ -25,7 +25,7 @@
 #include "model/session.h"
 #include "train/report/bootstrap.h"
 
-enum { EVAL_MAX_METRICS = 128, EVAL_NAME_BYTES = 24 };
+enum { EVAL_MAX_METRICS = 128, EVAL_NAME_BYTES = 32 };
 
 typedef struct eval_metric {
     char name[EVAL_NAME_BYTES]; /* "hr@10", "ndcg@10", "mrr", "auc", "auc:click", "auc:rating4" */
@@ -36,7 +36,7 @@ typedef struct eval_metric {
 
 /* A task of ranking, or a class. */
 typedef struct eval_task {
-    char name[EVAL_NAME_BYTES]; /* "click", "rating4", "task0" */
+    char name[EVAL_NAME_BYTES]; /* "click", "rating4", "purchase", "task0" */
     int64_t n_left_out;         /* users without an AUC, whom GAUC leaves out */
     calibration_bin bin[CALIBRATION_BINS];
 } eval_task;
@@ -65,6 +65,10 @@ typedef struct eval_result {
 
 /* The value of a metric; NAN if it is not there. */
 double eval_value(const eval_result *r, const char *name);
+
+/* Whether a metric is at the size of the catalogue or above: HR@k then counts what was not left
+ * out, and says nothing about the model.  Such metrics are not written. */
+bool eval_is_beyond(const eval_result *r, const char *metric_name);
 
 /* The metrics as members of an open object, under older names, too; "intervals": [low, high] of
  * every metric that has them; "gauc_left_out" and "calibration" of each task. */

@@ -184,7 +184,8 @@ void trainer_recall(trainer *t) {
     (void)run_log_read(t->o->run, recall_line, t); /* without a log the loss is not known */
 }
 
-/* Members of the final line: the mean of the last ten evaluations, and the best on validation. */
+/* Members of the final line: the mean of the last ten evaluations, which a final line of the test
+ * part has only if they are of that part, too; and the best on validation. */
 static void write_done(const trainer *t, const train_event *e, json_writer *w) {
     last_ten l = {0};
     char key[32];
@@ -193,7 +194,7 @@ static void write_done(const trainer *t, const train_event *e, json_writer *w) {
         w->state = st; /* json_finish tells it */
         return;
     }
-    for (int i = 0; i < MAIN_METRICS; i++) {
+    for (int i = 0; i < MAIN_METRICS && trainer_held_out(t) == e->part; i++) {
         int64_t n = l.n[i] < N_MEAN ? l.n[i] : N_MEAN;
         double sum = 0;
         for (int64_t k = 0; k < n; k++)
@@ -297,7 +298,7 @@ static void write_noted(const trainer *t, json_writer *w) {
     arena_fini(&a);
 }
 
-static void write_event(const trainer *t, const train_event *e, json_writer *w) {
+static void write_event(trainer *t, const train_event *e, json_writer *w) {
     static const char *const names[] = {"start", "epoch", "eval", "done"};
     char text[EVAL_MISSES_BYTES];
     json_object_open(w);
@@ -315,8 +316,11 @@ static void write_event(const trainer *t, const train_event *e, json_writer *w) 
             if (e->is_best) json_key_bool(w, "is_best", true);
         }
         if (e->kind == EVENT_EPOCH) write_table_list(t, w);
-        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text))
+        if (e->kind != EVENT_DONE && e->metrics != NULL && eval_describe_misses(e->metrics, text) &&
+            strcmp(text, t->misses) != 0) {
             log_info("%s", text);
+            memcpy(t->misses, text, sizeof text); /* once, unless it changes */
+        }
         if (e->kind == EVENT_DONE) write_done(t, e, w);
     }
     json_object_close(w);

@@ -54,7 +54,8 @@ struct trainer {
     double last_loss; /* of the newest epoch */
     progress bar;
     char bar_title[48];
-    trainer_batch_fn on_batch; /* or NULL */
+    char misses[EVAL_MISSES_BYTES]; /* what was last said of held-out events that do not count */
+    trainer_batch_fn on_batch;      /* or NULL */
     void *batch_ctx;
 };
 

@@ -24,7 +24,7 @@ bootstrap_bounds bootstrap_interval(double *value, int n);
 /* The replicates of an evaluation, and the file of a run with those of its last one.  {0} is empty;
  * fini frees, after a failure too. */
 typedef struct replicated_metric {
-    char name[24];
+    char name[32];
     double figure; /* of all users */
 } replicated_metric;
 

@@ -11,6 +11,8 @@ TEST(compare_two_runs) {
                    "steps                                              10                 15\n");
     CHECK_CONTAINS(text,
                    "train_fn.learning_rate                          0.003               0.01\n");
+    CHECK_CONTAINS(text, "\n  hr@10_mean10 ");
+    CHECK(strstr(text, "@100 ") == NULL && strstr(text, "@500 ") == NULL);
     CHECK_CONTAINS(text, "\n  ndcg@10 ");
     CHECK_CONTAINS(text, "\n  difference from the first run ");
     CHECK_CONTAINS(text, "\n    95 % over users                                   - [");
@@ -24,8 +26,9 @@ TEST(compare_two_runs) {
     size_t n;
     CHECK_OK(file_read_all(run_path("c.html"), 1 << 22, &text, &n));
     CHECK_CONTAINS(text, "<figcaption>ndcg@10<br><span class=key><span class=c0>");
-    CHECK_EQ(count_parts(text, "<figure>"), 14); /* the loss and thirteen metrics, */
-    CHECK_EQ(count_parts(text, "<path"), 28);    /* each with a curve of each run */
+    CHECK_EQ(count_parts(text, "<figure>"),
+             8);                              /* the loss and seven metrics of at most 60 items, */
+    CHECK_EQ(count_parts(text, "<path"), 16); /* each with a curve of each run */
     CHECK(strstr(text, "nan") == NULL && strstr(text, "http") == NULL);
     mem_free(text);
     text = said(0, "compare one two --json");
@@ -67,10 +70,38 @@ TEST(compare_says_what_cannot_be_compared) {
     free(said(0, "train --gin-config-file m.gin --data data --out one --epochs 1"));
     free(said(0, "train --gin-config-file m.gin --data data --out two --epochs 1 --validate"));
     char *text = said(0, "compare one two");
-    CHECK_CONTAINS(text, "cannot be compared");
-    CHECK(strstr(text, "difference") == NULL);
+    CHECK_CONTAINS(
+        text, "The runs differ in the split, so their metrics are different quantities and "
+              "cannot be compared: one has \"leave-one-out\", two has \"leave-two-out\"; train "
+              "both with the same --split");
+    CHECK(strstr(text, "difference from") == NULL);
+    CHECK(strstr(text, "_mean10 ") != NULL);
     CHECK_CONTAINS(text,
                    "steps                                               5                  5\n");
+    free(text);
+}
+
+/* A window that holds every history is the same protocol as none; a shorter one is not. */
+TEST(compare_lists_with_a_run_of_a_long_window) {
+    free(said(0, "train m.gin --data data --out run --epochs 1 "
+                 "--set train_fn.max_sequence_length=100"));
+    free(said(0, "recommend run --all-users -k 20 --json --out l.jsonl"));
+    free(said(0, "eval --recommendations l.jsonl --data data --out all"));
+    free(said(0, "eval --recommendations l.jsonl --data data --out two --window 2"));
+    char *text = said(0, "compare run all");
+    CHECK_CONTAINS(text, "difference from the first run");
+    CHECK(strstr(text, "cannot be compared") == NULL);
+    free(text);
+    text = said(0, "compare run two");
+    CHECK_CONTAINS(text, "The runs differ in the items left out of the ranking");
+    CHECK_CONTAINS(text, "run has \"items of all events before the target\", two has \"items of "
+                         "the last 2 events before the target\"; ");
+    CHECK_CONTAINS(text, "'hstu eval --recommendations FILE --window N'");
+    free(text);
+    text = said(0, "compare run two --out p.html");
+    free(text);
+    CHECK_EQ(test_command(&text, "cat %s/p.html", test_folder()), 0);
+    CHECK_CONTAINS(text, "items of the last 2 events");
     free(text);
 }
 

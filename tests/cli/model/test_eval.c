@@ -247,7 +247,7 @@ TEST(eval_of_recommendations_is_that_of_their_model) {
     snprintf(args, sizeof args, "%s --out lists", lists);
     text = said(0, args);
     CHECK_CONTAINS(text, "lists.jsonl: lists of 40 of 40 users\n");
-    CHECK_CONTAINS(text, "  Left out  items of the last 100 events before the target\n");
+    CHECK_CONTAINS(text, "  Left out  items of all events before the target\n");
     free(text);
     free(said(2, args)); /* the folder exists */
     text = said(0, "compare run lists");

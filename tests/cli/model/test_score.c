@@ -118,3 +118,59 @@ TEST(score_says_what_is_wrong) {
     says(1, "run --all-users --candidates 1 --out /dev/full", "No space left");
     says(1, "none --user 3 --candidates 1", "none");
 }
+
+/* What --action-map calls a code, it is called everywhere; a history may say either.  Other data
+ * that calls other codes so is refused, and data without names is taken as before. */
+TEST(score_knows_actions_by_their_names) {
+    train_ranking();
+    free(shell(0, "awk 'BEGIN { print \"user,item,time,event\"; split(\"view cart buy\", a, \" "
+                  "\"); for (u = 1; u <= "
+                  "30; u++) for (i = 1; i <= 12; i++) print u \",\" 1 + (u * i) % 20 \",\" 1000 * "
+                  "u + i \",\" "
+                  "a[1 + (u + i * i) % 3] }' > e.csv && ./hstu prep csv --input e.csv --out named "
+                  "--action-map view=0,cart=1,buy=2"));
+    free(shell(0,
+               "./hstu train --device cpu n.gin --data named --out own --epochs 1 && "
+               "./hstu build own --out engine && ./hstu prep csv --input e.csv --out other "
+               "--action-map view=0,cart=2,buy=1 && sed 's/view/0/; s/cart/1/; s/buy/2/' e.csv > "
+               "codes.csv && ./hstu prep csv --input codes.csv --action-col event --out codes"));
+    char *text = shell(0, "./hstu info named"), *other;
+    CHECK_CONTAINS(text, " 1 cart ");
+    free(text);
+    text = shell(0, "./hstu info named --json");
+    CHECK_CONTAINS(text, "\"cart\":");
+    free(text);
+    text = shell(0, "./hstu eval own --device cpu");
+    CHECK_CONTAINS(text, "auc:buy ");
+    CHECK(strstr(text, "class0") == NULL);
+    free(text);
+    static const char *const runs[] = {"own --data named", "engine --data codes",
+                                       "own --data codes"};
+    for (size_t i = 0; i < 3; i++) {
+        char line[400];
+        snprintf(line, sizeof line,
+                 "./hstu score %s --device cpu --json --candidates 3,4 --history "
+                 "'[{\"item\": 1, \"action\": \"buy\"}, {\"item\": 2, \"action\": \"view\"}]'",
+                 runs[i]);
+        text = shell(0, line);
+        CHECK_CONTAINS(text, "\"p_cart\":");
+        snprintf(line, sizeof line,
+                 "./hstu score %s --device cpu --json --candidates 3,4 --history "
+                 "'[{\"item\": 1, \"action\": 2}, {\"item\": 2, \"action\": 0}]'",
+                 runs[i]);
+        other = shell(0, line);
+        CHECK_STR(text, other);
+        free(text);
+        free(other);
+    }
+    text = shell(2, "./hstu score own --device cpu --candidates 3 --history "
+                    "'[{\"item\": 1, \"action\": \"sell\"}]'");
+    CHECK_CONTAINS(text, "from 0 to 2, or a name of view=0,cart=1,buy=2");
+    free(text);
+    text = shell(2, "./hstu score own --device cpu --data other --user 3 --candidates 3");
+    CHECK_CONTAINS(text, "its action names are view=0,cart=2,buy=1, but those of ");
+    free(text);
+    text = shell(2, "./hstu train --device cpu n.gin --data other --init-from own --out next");
+    CHECK_CONTAINS(text, "prepare the data again with the same numbers for the same names");
+    free(text);
+}

@@ -108,6 +108,9 @@ TEST(duplicates_are_kept_or_dropped) {
     const char *text = "1,2,6\n1,2,6\n1,2,7\n";
     CHECK_CONTAINS(read_csv(text, ""), "\"[2, 2, 2]\"");
     CHECK_CONTAINS(read_csv(text, "--drop-duplicates"), "\"[2, 2]\"");
+    /* Not only those that are side by side. */
+    CHECK_CONTAINS(read_csv("1,2,6\n1,3,6\n1,2,6\n1,2,7\n", "--drop-duplicates"), "\"[2, 3, 2]\"");
+    (void)read_csv(text, "");
     char *out = prep_ok("csv --input in.csv --out out --json");
     CHECK_CONTAINS(out, "\"duplicates\":1,\"out_of_order\":0,");
 }
@@ -181,7 +184,16 @@ TEST(names_that_people_use_are_found_and_said) {
     CHECK_CONTAINS(try_csv("196\t242\t3\t881250949\n186\t302\t3\t891717742\n", "", &said),
                    "[881250949]");
     CHECK_CONTAINS(said, "tabs, no header; user column 1 (numbers), item column 2 (numbers), time "
-                         "column 4\n");
+                         "column 4\nnote: column 3 is not read; if it holds ratings or actions: "
+                         "--action-col 3\n");
+    try_csv("user,item,time,action\n1,2,5,\n1,3,6,\n", "", &said);
+    CHECK_CONTAINS(said, "the column action is left out: it is empty in the first rows");
+    /* Latin-1 is kept, and said. */
+    try_csv("user,item,time\na,b,5\na,M\xfcller,6\na,\xe4,7\n", "", &said);
+    CHECK_CONTAINS(said, "warning: in.csv:3: not UTF-8, and neither are 2 lines in all");
+    CHECK_CONTAINS(said, "iconv -f LATIN1 -t UTF-8");
+    try_csv("196\t242\t3\t881250949\n", "--action-col 3", &said);
+    CHECK(strstr(said, "is not read") == NULL);
     /* It is one in every row, the first included. */
     try_csv("196\t242\t3\t5\n186\t302\t4\t891717742\n", "", &said);
     CHECK_CONTAINS(said, "item column 2 (numbers), time column 3\n");
@@ -294,7 +306,7 @@ TEST(bad_rows_by_their_share) {
     char *said;
     const char *text = "1,2,3\n1,2,x\n1,4,5\n1,5,6\n";
     CHECK_CONTAINS(try_csv(text, "--skip-bad 25%", &said), "1,\"[2, 4, 5]\"");
-    CHECK_CONTAINS(said, "1 bad lines were skipped");
+    CHECK_CONTAINS(said, "1 bad row was skipped");
     CHECK_CONTAINS(get_file("out/skipped.txt"), "in.csv:2: column 3: 'x'");
     put_file("more.csv", "1,9,9\n");
     prep_ok("csv --input in.csv more.csv --out out --skip-bad 20%");
@@ -355,7 +367,7 @@ TEST(bad_lines_are_skipped_up_to_a_limit) {
     char *said;
     const char *text = "user,item,time\n1,2,3\n1,3,x\n1,3\n1,4,5\n\"1,2\n1,5,9\n";
     CHECK_CONTAINS(try_csv(text, "--skip-bad 3", &said), "1,\"[2, 4, 5]\"");
-    CHECK_CONTAINS(said, "warning: 3 bad lines were skipped; all of them: out/skipped.txt\n"
+    CHECK_CONTAINS(said, "warning: 3 bad rows were skipped; all of them: out/skipped.txt\n"
                          "  in.csv:3: time: 'x' is not a time");
     CHECK_STR(get_file("out/skipped.txt"),
               "in.csv:3: time: 'x' is not a time: neither a number nor 2023-02-28T13:45:00Z; give "

@@ -57,7 +57,7 @@ TEST(titles_from_csv) {
     check_title(s, "99", "Unseen");
     seq_file_close(s);
     CHECK_CONTAINS(said, "items.csv: items id and their titles, item features genre\n");
-    CHECK_CONTAINS(said, "  Described              2   items by items.csv\n");
+    CHECK_CONTAINS(said, "  Described              2   items with events by items.csv\n");
     /* Other columns, by name; and a filter also filters the catalogue. */
     s = read_tables("--items items.csv --items-id id --items-title genre --min-item-events 1",
                     &said);
@@ -185,8 +185,10 @@ TEST(content_kinds_are_found) {
     CHECK(s->content[3].number == NULL && s->content[0].number == NULL);
     CHECK(number_of(s, "12", 5) == -2000 && number_of(s, "10", 5) == 1.5);
     seq_file_close(s);
-    CHECK_CONTAINS(said, "  Feature                3   items have genre: list, 4 values\n");
-    CHECK_CONTAINS(said, "  Feature                3   items have year: number, 3 values\n");
+    CHECK_CONTAINS(
+        said, "  Feature                3   items of the catalogue have genre: list, 4 values\n");
+    CHECK_CONTAINS(
+        said, "  Feature                3   items of the catalogue have year: number, 3 values\n");
     CHECK(strstr(said, "is not read as numbers") == NULL);
     /* A filter renumbers items, and their content follows. */
     s = read_tables("--items items.csv --min-item-events 1", &said);

@@ -123,3 +123,49 @@ TEST(server_limits_ids) {
     }
     rig_close(&r);
 }
+
+TEST(server_takes_names_of_actions) {
+    rig r;
+    arena a;
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    free(shell(0, "awk 'BEGIN { print \"user,item,time,event\"; split(\"view cart buy\", a, \" "
+                  "\"); for (u = 1; u <= "
+                  "30; u++) for (i = 1; i <= 12; i++) print u \",\" 1 + (u * i) % 20 \",\" 1000 * "
+                  "u + i \",\" "
+                  "a[1 + (u + i * i) % 3] }' > e.csv && ./hstu prep csv --input e.csv --out named "
+                  "--action-map view=0,cart=1,buy=2 && "
+                  "./hstu train --device cpu m.gin --data named --out own --epochs 1"));
+    snprintf(r.run, sizeof r.run, "%s/own", test_folder());
+    snprintf(r.data, sizeof r.data, "%s/named", test_folder());
+    rig_start(&r);
+    (void)rig_json(&r, &a, "POST", "/v1/events",
+                   "{\"user\": 99, \"events\": [{\"item\": 1, \"time\": 10, \"action\": \"buy\"}, "
+                   "{\"item\": 2, \"time\": 20, \"action\": 1}]}");
+    const json_value *v = json_member(rig_json(&r, &a, "GET", "/v1/users/99", ""), "events");
+    CHECK_EQ(json_number(json_at(v, 0), "action"), 2);
+    CHECK_EQ(json_number(json_at(v, 1), "action"), 1);
+    char *text = client_ask(r.port, "POST", "/v1/events", "",
+                            "{\"user\": 9, \"events\": [1, {\"item\": 1, \"action\": \"sell\"}]}");
+    CHECK_EQ(client_code(text), 400);
+    CHECK_CONTAINS(text, "event 2: there is no action 'sell'; the data have view=0,cart=1,buy=2");
+    free(text);
+    static const char tokens[] =
+        "{\"inputs\":[{\"name\":\"TOKENS\",\"shape\":[4],\"datatype\":\"BYTES\",\"data\":[\"1\", "
+        "\"2\", \"%s\", \"0\"]},{\"name\":\"TOKEN_LENGTHS\",\"shape\":[2],\"datatype\":\"INT64\","
+        "\"data\":[2, "
+        "2]},{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[5]},"
+        "{\"name\":\"TOP_K\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[3]}]}";
+    char body[500], *other;
+    snprintf(body, sizeof body, tokens, "buy");
+    text = client_ask(r.port, "POST", "/v2/models/toy/infer", "", body);
+    CHECK_EQ(client_code(text), 200);
+    free(text);
+    snprintf(body, sizeof body, tokens, "sell");
+    other = client_ask(r.port, "POST", "/v2/models/toy/infer", "", body);
+    CHECK_EQ(client_code(other), 400);
+    CHECK_CONTAINS(other, "event 1: there is no action 'sell'");
+    free(other);
+    arena_fini(&a);
+    rig_close(&r);
+}
