@@ -248,6 +248,11 @@ HSTU_API hstu_status hstu_model_encode(hstu_model *model, const uint64_t *users,
  * dynamic table does not have, are zeros. */
 HSTU_API hstu_status hstu_model_item_embeddings(hstu_model *model, float *out);
 
+/* The k (1..HSTU_MAX_K) items nearest to one by cosine of their embeddings, without itself; where
+ * there are fewer, item 0 with cosine NAN.  item, cosine: (k). */
+HSTU_API hstu_status hstu_model_similar(hstu_model *model, uint32_t to, int32_t k, uint32_t *item,
+                                        float *cosine);
+
 /* Training. */
 
 /* Gets the lines of RUN/log.jsonl, one JSON object each: start, epoch, eval, done.  Anything but 0

@@ -84,6 +84,7 @@ _SIGNATURES = {
     "hstu_model_score": [c_void_p, c_void_p, c_uint64, c_void_p, c_int32, c_void_p],
     "hstu_model_encode": [c_void_p, c_void_p, c_uint64, c_void_p],
     "hstu_model_item_embeddings": [c_void_p, c_void_p],
+    "hstu_model_similar": [c_void_p, c_uint32, c_int32, c_void_p, c_void_p],
     "hstu_train": [POINTER(TrainArgs)],
 }
 _OTHERS = {

@@ -1,7 +1,10 @@
 """Prepared data sets."""
 from ctypes import c_int64, c_uint16, c_uint32, c_uint64, c_void_p
+from datetime import timezone
 
 from . import _library as _l
+
+_FIRST_SECOND, _LAST_SECOND = -2208988800, 7258118399  # of the years 1900 to 2199
 
 
 class _Names(_l.Object):
@@ -12,15 +15,36 @@ class _Names(_l.Object):
         self._info = _l.DataInfo()
         _l.call("hstu_data_get_info", handle, _l.reference(self._info))
 
-    def _user_number(self, user):
-        number = c_uint64()
-        _l.call("hstu_data_find_user", self._handle, _l.text_bytes(user, "user"), _l.reference(number))
+    def _number(self, kind, name, thing, missing, is_needed):
+        """The number of an id; None where there is none and it is not needed."""
+        number, text = kind(~missing), _l.text_bytes(thing, name)
+        try:
+            _l.call(f"hstu_data_find_{name}", self._handle, text, _l.reference(number))
+        except _l.UsageError:
+            if is_needed or number.value != kind(missing).value:
+                raise
+            return None
         return number.value
 
-    def _item_number(self, item):
-        number = c_uint32()
-        _l.call("hstu_data_find_item", self._handle, _l.text_bytes(item, "item"), _l.reference(number))
-        return number.value
+    def _user_number(self, user, is_needed=True):
+        return self._number(c_uint64, "user", user, -1, is_needed)
+
+    def _item_number(self, item, is_needed=True):
+        return self._number(c_uint32, "item", item, 0, is_needed)
+
+    def _ticks(self, time):
+        """A time as the data count it; times are seconds since 1970, as in the program and the server."""
+        if hasattr(time, "timestamp"):  # datetime, pandas; without a zone: UTC, as in logs
+            time = (time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)).timestamp()
+        if not isinstance(time, float):
+            time = _l.integer(c_int64, time, "time")
+        if not _FIRST_SECOND <= time < _LAST_SECOND + 1:
+            raise _l.UsageError(f"time {time} is not in the years 1900 to 2199; give seconds since 1970, not milliseconds")
+        return round(time * self._info.time_per_second)
+
+    def _seconds(self, ticks):
+        per_second = self._info.time_per_second
+        return ticks if per_second == 1 else ticks / per_second
 
     def _action(self, action):
         """A code, or the code of a name of `hstu prep --action-map`."""
@@ -70,10 +94,10 @@ class Dataset(_Names):
     n_events = property(lambda self: self._info.events)
 
     def history(self, user):
-        """The events of a user, oldest first: [(item id, action, time), ...]."""
+        """The events of a user, oldest first: [(item id, action, time), ...], times in seconds since 1970."""
         h, number = _l.History(), self._user_number(user)
         _l.call("hstu_data_history", self._handle, number, _l.reference(h))
         n = h.length  # of a copy: another thread may close the data, and end the view, at any time
         items, actions, times = (c_uint32 * n)(), (c_uint16 * n)(), (c_int64 * n)()
         _l.call("hstu_data_copy_history", self._handle, number, n, items, actions, times)
-        return [(self._item_id(item), action, time) for item, action, time in zip(items, actions, times)]
+        return [(self._item_id(item), action, self._seconds(time)) for item, action, time in zip(items, actions, times)]

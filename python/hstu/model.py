@@ -1,5 +1,6 @@
 """Trained models."""
 import json
+import warnings
 from ctypes import addressof, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p, cast
 from operator import index
 
@@ -71,10 +72,11 @@ class Model(_Names):
                   allow=None, deny=None, boost=None, max_per=None, pin=None):
         """The k best items, best first.
 
-        users: an id, or some: [(item id, score), ...] for each user, in a list where several are given.  history:
-        instead, item ids of somebody who is not in the data, oldest first, with times (in the data's unit) and
-        actions (codes or names) where the model wants them.  Without times the events are a minute apart, as in `hstu recommend` and
-        the server.
+        users: an id, or some: [(item id, score), ...] for each user, in a list where several are given; popular items
+        for a user whom the data do not have.  history: instead, item ids of somebody who is not in the data, oldest
+        first, with times (seconds since 1970, or datetimes) and actions (codes or names) where the model wants them;
+        unknown items are left out with a warning.  Without times the events are a minute apart, as in `hstu recommend`
+        and the server.
 
         filter: an expression over item features, 'genre in ("Drama", "Crime") and year >= 2000'.  allow, deny: item
         ids.  boost: [{"filter": ..., "add": .1}, {"filter": ..., "times": 1.2}], of the score.  max_per: {"genre": 2}.
@@ -85,7 +87,8 @@ class Model(_Names):
             raise _l.UsageError("give either users or a history")
         if history is not None:
             return self._recommend_history(_as_list(history), times, actions, k, keep_seen, rules)
-        k, numbers = self._count(k), self._users(users)
+        k, found = self._count(k), [self._user_number(u, is_needed=False) for u in _as_list(users)]
+        numbers = _l.numbers(c_uint64, [n for n in found if n is not None], "user")
         items, scores = (c_uint32 * (len(numbers) * k))(), (c_float * (len(numbers) * k))()
 
         def some(first, n):
@@ -94,8 +97,17 @@ class Model(_Names):
                     _address(scores, first * k, 4))
 
         _l.in_pieces(len(numbers), some)
-        lists = [self._pairs(items, scores, row, k) for row in range(len(numbers))]
+        known = iter([self._pairs(items, scores, row, k) for row in range(len(numbers))])
+        popular = self._recommend_history([], None, None, k, keep_seen, rules) if None in found else None
+        lists = [next(known) if n is not None else list(popular) for n in found]
         return lists[0] if _is_one(users) else lists
+
+    def similar(self, item, k=10):
+        """The k items most similar to one, by cosine of their embeddings: [(item id, cosine), ...]."""
+        k = self._count(k)
+        items, scores = (c_uint32 * k)(), (c_float * k)()
+        _l.call("hstu_model_similar", self._handle, self._item_number(item), k, items, scores)
+        return self._pairs(items, scores, 0, k)
 
     @staticmethod
     def _count(k):
@@ -105,16 +117,21 @@ class Model(_Names):
         return int(k)
 
     def _recommend_history(self, history, times, actions, k, keep_seen, rules):
-        k, h = self._count(k), _l.History(length=len(history))
-        actions = None if actions is None else [self._action(a) for a in _as_list(actions)]
-        kept = [_l.numbers(c_uint32, [self._item_number(i) for i in history], "item")]
+        found = [self._item_number(i, is_needed=False) for i in history]
+        unknown = [item for item, number in zip(history, found) if number is None]
+        if unknown:
+            warnings.warn(f"unknown items of the history are left out: {', '.join(map(str, unknown[:10]))}", stacklevel=3)
+        actions = None if actions is None else [self._action(x) for x in _as_list(actions)]
+        k, h = self._count(k), _l.History(length=len(history) - len(unknown))
+        kept = [_l.numbers(c_uint32, [number for number in found if number is not None], "item")]
         h.item = cast(kept[0], type(h.item))
+        times = None if times is None else [self._ticks(t) for t in times]
         for name, kind, values in (("time", c_int64, times), ("action", c_uint16, actions)):
             if values is None:
                 continue
-            kept.append(_l.numbers(kind, values, name))
-            if len(kept[-1]) != len(history):
-                raise _l.UsageError(f"{len(kept[-1])} {name}s for {len(history)} events")
+            if len(values) != len(history):
+                raise _l.UsageError(f"{len(values)} {name}s for {len(history)} events")
+            kept.append(_l.numbers(kind, [v for v, number in zip(values, found) if number is not None], name))
             setattr(h, name, cast(kept[-1], type(getattr(h, name))))
         items, scores = (c_uint32 * k)(), (c_float * k)()
         _l.call("hstu_model_recommend_history_by_rules", self._handle, _l.reference(h), k, int(bool(keep_seen)), rules,

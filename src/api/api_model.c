@@ -349,6 +349,25 @@ hstu_status hstu_model_item_embeddings(hstu_model *m, float *out) {
     RETURN_WITHIN(m, &api_model_type, read_embeddings(object, out));
 }
 
+static status find_similar(api_model *m, uint32_t to, int32_t k, uint32_t *item, float *cosine) {
+    item_table t;
+    int32_t n = 0;
+    TRY(check_results(1, k, item, cosine));
+    status st = item_table_init(&t, m->t.session.model);
+    if (st == OK) st = similar_items(&t, to, NULL, k, (int32_t *)item, cosine, &n);
+    item_table_fini(&t);
+    for (; st == OK && n < k; n++) {
+        item[n] = 0;
+        cosine[n] = NAN;
+    }
+    return st;
+}
+
+hstu_status hstu_model_similar(hstu_model *m, uint32_t to, int32_t k, uint32_t *item,
+                               float *cosine) {
+    RETURN_WITHIN(m, &api_model_type, find_similar(object, to, k, item, cosine));
+}
+
 static status encode(api_model *m, pass *p, histories *h, const uint64_t *users, uint64_t n_users,
                      float *out) {
     session *s = &m->t.session;

@@ -105,12 +105,12 @@ status histories_add_rest(histories *h, const user_events *u, uint64_t n_skipped
 enum { ID_BYTES = 4096, SHOWN_ID = 100 };
 static const double MAX_SECONDS = 1e12; /* the year 33658 */
 
-/* An event while it is read. */
+/* An event while it is read; item 0: the data do not have it. */
 typedef struct event {
     uint32_t item;
     uint16_t action;
     int64_t time;
-    bool has_time;
+    bool has_time, has_item;
 } event;
 
 static status append(given_history *g, const event *e) {
@@ -135,19 +135,16 @@ static status append(given_history *g, const event *e) {
     return OK;
 }
 
-static status find_item(given_history *g, const seq_file *data, const char *id, size_t n,
-                        uint32_t *out) {
+/* e->item = the item of an id; 0: it is unknown, and listed. */
+static void find_item(given_history *g, const seq_file *data, const char *id, size_t n, event *e) {
     char text[ID_BYTES];
-    *out = 0;
+    e->has_item = true;
     if (n < sizeof text && memchr(id, '\0', n) == NULL) {
         memcpy(text, id, n);
         text[n] = '\0';
-        *out = seq_find_item(data, text);
+        e->item = seq_find_item(data, text);
     }
-    if (*out == 0 && g->is_list) escape_list_add(g->unknown, sizeof g->unknown, id, n);
-    if (*out != 0 || g->is_list) return OK;
-    return fail(ERR_USAGE, "%s has no item '%.*s'", data->path, (int)(n < SHOWN_ID ? n : SHOWN_ID),
-                id);
+    if (e->item == 0) escape_list_add(g->unknown, sizeof g->unknown, id, n);
 }
 
 static bool is_separator(char c) {
@@ -166,7 +163,7 @@ static status read_list(given_history *g, const seq_file *data, const char *text
                         "separate ids by single commas, as in 12,99; event %zu is "
                         "empty",
                         g->n + 1);
-        TRY(find_item(g, data, text + at, length, &e.item));
+        find_item(g, data, text + at, length, &e);
         TRY(append(g, &e));
         at += length;
         if (at + 1 < n && text[at] == '\r' && text[at + 1] == '\n') at++;
@@ -175,13 +172,16 @@ static status read_list(given_history *g, const seq_file *data, const char *text
     return OK;
 }
 
-static status read_id(given_history *g, const seq_file *data, const json_value *v, uint32_t *item) {
+static status read_id(given_history *g, const seq_file *data, const json_value *v, event *e) {
     char digits[24];
-    if (v->type == JSON_STRING) return find_item(g, data, v->string, v->string_bytes, item);
-    if (v->type != JSON_NUMBER || !v->is_integer)
+    if (v->type != JSON_STRING && (v->type != JSON_NUMBER || !v->is_integer))
         return fail(ERR_USAGE, "an item's id is a whole number or a string");
-    int n = snprintf(digits, sizeof digits, "%" PRId64, v->integer);
-    return find_item(g, data, digits, (size_t)n, item);
+    if (v->type == JSON_STRING)
+        find_item(g, data, v->string, v->string_bytes, e);
+    else
+        find_item(g, data, digits, (size_t)snprintf(digits, sizeof digits, "%" PRId64, v->integer),
+                  e);
+    return OK;
 }
 
 static status read_time(const seq_file *data, const json_value *v, event *e) {
@@ -225,10 +225,10 @@ static status read_rating(const seq_file *data, int32_t n_actions, const json_va
 
 static status read_event(given_history *g, const seq_file *data, int32_t n_actions,
                          const json_value *v, event *e) {
-    if (v->type != JSON_OBJECT || g->is_list) return read_id(g, data, v, &e->item);
+    if (v->type != JSON_OBJECT || g->is_list) return read_id(g, data, v, e);
     for (const json_value *m = v->first; m != NULL; m = m->next) {
         if (strcmp(m->key, "item") == 0)
-            TRY(read_id(g, data, m, &e->item));
+            TRY(read_id(g, data, m, e));
         else if (strcmp(m->key, "time") == 0)
             TRY(read_time(data, m, e));
         else if (strcmp(m->key, "action") == 0)
@@ -241,7 +241,7 @@ static status read_event(given_history *g, const seq_file *data, int32_t n_actio
                         "action or rating",
                         m->key);
     }
-    return e->item != 0 ? OK : fail(ERR_USAGE, "it has no \"item\"");
+    return e->has_item ? OK : fail(ERR_USAGE, "it has no \"item\"");
 }
 
 static status read_json(given_history *g, const seq_file *data, int32_t n_actions, const char *text,

@@ -71,8 +71,8 @@ typedef struct given_history {
     int64_t *time;
     size_t n, capacity[3];
     bool has_times;
-    bool is_list;      /* of ids: those that the data do not have are left out */
-    char unknown[256]; /* "a, b": these ids */
+    bool is_list;      /* of ids */
+    char unknown[256]; /* "a, b": ids that the data do not have, which are left out */
 } given_history;
 
 /* Reads n bytes of text, NUL-terminated.  ERR_USAGE names the event that is wrong;

@@ -242,6 +242,7 @@ static void refuse_model(hstu_model *m, const char *reason) {
     REFUSED(hstu_model_score(m, &user, 1, &item, 1, &score));
     REFUSED(hstu_model_encode(m, &user, 1, &score));
     REFUSED(hstu_model_item_embeddings(m, &score));
+    REFUSED(hstu_model_similar(m, 1, 1, &item, &score));
 }
 
 static void refuse_table(hstu_table *t, const char *reason) {

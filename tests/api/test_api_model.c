@@ -58,6 +58,27 @@ static hstu_model *open_run(const char *gin) {
 }
 
 /* The best items are those with the highest products of state and embedding, without the seen. */
+/* The nearest items are those of the rows, best first. */
+static void check_similar(hstu_model *m, const float *rows) {
+    uint32_t near[ITEMS + 1];
+    float cosine[ITEMS + 1];
+    CHECK_EQ(hstu_model_similar(m, 3, ITEMS + 1, near, cosine), HSTU_OK);
+    CHECK(near[ITEMS] == 0 && isnan(cosine[ITEMS]) && near[ITEMS - 1] == 0);
+    for (int i = 0; i < ITEMS - 1; i++) {
+        double ab = 0, aa = 0, bb = 0;
+        for (int d = 0; d < 8; d++) {
+            double a = (double)rows[3 * 8 + d], b = (double)rows[near[i] * 8 + d];
+            ab += a * b, aa += a * a, bb += b * b;
+        }
+        CHECK(near[i] != 3 && fabs(ab / sqrt(aa * bb) - (double)cosine[i]) < 1e-6);
+        CHECK(i == 0 || cosine[i] <= cosine[i - 1]);
+    }
+    CHECK_EQ(hstu_model_similar(m, ITEMS + 1, 1, near, cosine), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "has no row in the model");
+    CHECK_EQ(hstu_model_similar(m, 3, 0, near, cosine), HSTU_ERR_USAGE);
+    CHECK_EQ(hstu_model_similar(m, 3, 1, NULL, cosine), HSTU_ERR_USAGE);
+}
+
 static void check_user(const hstu_model *m, uint64_t user, const uint32_t *item, const float *score,
                        const float *all) {
     hstu_history h;
@@ -106,6 +127,7 @@ TEST(api_model_recommends_and_scores) {
         CHECK(fabs(sum - (double)all[u * ITEMS + 6]) < 1e-5);
     }
     CHECK(rows[0] == 0 && rows[7] == 0);
+    check_similar(m, rows);
     /* The same events given by hand, of nobody: the same list. */
     hstu_history h;
     CHECK_EQ(hstu_data_history(hstu_model_data(m), 3, &h), HSTU_OK);

@@ -5,6 +5,7 @@ usage: check.py HSTU FOLDER
 
 Answers are compared with those of the program HSTU.  The last line printed is "ok"."""
 import copy
+import datetime
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import urllib.request
+import warnings
 
 import hstu
 
@@ -136,7 +138,21 @@ def model(data, run, users, items, history):
         check(all(abs(s - i["score"]) < 1e-6 for (_, s), i in zip(ours, theirs["items"])), "scores")
     check(m.recommend(users[1], k=4) == got[1], "one user")
     check(m.recommend(history=[i for i, _, _ in history], times=[t for _, _, t in history], k=4) == got[0], "a history")
+    seconds = [datetime.datetime.fromtimestamp(t, datetime.timezone.utc) for _, _, t in history]
+    check(m.recommend(history=[i for i, _, _ in history], times=seconds, k=4) == got[0], "times as datetimes")
+    fails(hstu.UsageError, "not milliseconds", lambda: m.recommend(history=items[:1], times=[1690000000000]))
     one_score(m, data, run, items[3:8])
+    line = json.loads(program("recommend", run, "--data", data, "--user", "nobody", "-k", "4", "--device", "cpu", "--json"))
+    popular = [i["item"] for i in line["items"]]
+    check([i for i, _ in m.recommend("nobody", k=4)] == popular, "popular items for a user who is not in the data")
+    check(m.recommend([users[1], "nobody", users[0]], k=4)[::2] == [got[1], got[0]], "known users beside an unknown one")
+    line = json.loads(program("recommend", run, "--data", data, "--similar", str(items[2]), "-k", "4", "--device", "cpu", "--json"))
+    check([i for i, _ in m.similar(items[2], k=4)] == [i["item"] for i in line["items"]], "similar items")
+    fails(hstu.UsageError, "is not in the catalogue", lambda: m.similar("none"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check(m.recommend(history=["none", items[3]], k=4) == m.recommend(history=[items[3]], k=4), "an unknown item")
+        check("left out: none" in str(said[0].message), "a warning of it")
     scores, rows, states = m.score(users[:2], items), m.embeddings(), m.encode(users[:2])
     check(tuple(scores.shape) == (2, len(items), 1) and tuple(rows.shape) == (len(items), 8), "shapes")
     check(tuple(states.shape) == (2, 8), "the shape of states")
@@ -151,7 +167,7 @@ def model(data, run, users, items, history):
     check(m.recommend(users[1], k=4, allow=[third, second]) == got[1][1:3], "allow")
     fails(hstu.UsageError, "boost: expected a list", lambda: m.recommend(users[1], boost=1))
     fails(hstu.UsageError, "filter: character 1", lambda: m.recommend(history=items[:1], filter="year > 1"))
-    fails(hstu.UsageError, "user 'nobody' is not in the data", lambda: m.recommend("nobody"))
+    fails(hstu.UsageError, "user 'nobody' is not in the data", lambda: m.score("nobody", items[:1]))
     fails(hstu.UsageError, "k is 0", lambda: m.recommend(users[0], k=0))
     fails(hstu.UsageError, "either users or a history", lambda: m.recommend())
     fails(OSError, "/nothing", lambda: hstu.Model("/nothing"))

@@ -114,6 +114,9 @@ status history_option_read(given_history *out, const session *s, const char *tex
     status st = text_option_read(&text, &n, &content);
     if (st == OK) st = given_history_read(out, s->data, s->limits.n_actions, text, n);
     mem_free(content);
+    if (st == OK && out->unknown[0] != '\0')
+        log_warn("--history: %s has no item %s; these events are left out", s->data->path,
+                 out->unknown);
     return st == ERR_USAGE ? fail_prefix(st, "--history") : st;
 }
 

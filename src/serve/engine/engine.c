@@ -679,7 +679,7 @@ static status check_events(served *const *models, int n_models, const engine_eve
         uint32_t item = 0;
         for (int m = 0; m < n_models && item == 0; m++) {
             status st = served_find_id(models[m], &events[i].item, "the item", &item);
-            if (st != OK) return fail_prefix(st, "event %zu", i + 1);
+            if (st != OK) return fail_prefix(st, "events[%zu]", i);
         }
         *n_unknown += item == 0;
         if (n_models == 0) continue;
@@ -687,8 +687,8 @@ static status check_events(served *const *models, int n_models, const engine_eve
         int32_t n_actions = models[0]->s->limits.n_actions;
         if (n_actions == 0) n_actions = action_kind_count(data->actions);
         if (events[i].action >= n_actions && events[i].action != ACTION_UNKNOWN)
-            return fail(ERR_USAGE, "event %zu: its action is %u, but the model knows 0..%d%s",
-                        i + 1, events[i].action, n_actions - 1,
+            return fail(ERR_USAGE, "events[%zu]: its action is %u, but the model knows 0..%d%s", i,
+                        events[i].action, n_actions - 1,
                         data->actions == ACTION_STARS        ? ", which is the rating - 1"
                         : data->actions == ACTION_HALF_STARS ? ", which is 2 * the rating - 1"
                                                              : "");
@@ -872,6 +872,13 @@ status engine_list_users(engine *e, arena *a, const char *prefix, uint64_t from,
     *next = u < n_users ? u : 0;
     pthread_rwlock_unlock(&e->gate);
     return st;
+}
+
+bool engine_has_text_users(engine *e) {
+    pthread_mutex_lock(&e->users_lock);
+    bool has_text = e->users.data != NULL && e->users.data->has_text_users;
+    pthread_mutex_unlock(&e->users_lock);
+    return has_text;
 }
 
 uint64_t engine_n_users(engine *e) {

@@ -386,6 +386,9 @@ status engine_list_users(engine *e, arena *a, const char *prefix, uint64_t from,
 
 uint64_t engine_n_users(engine *e); /* of the data, and those that came later */
 
+/* Whether the data's user ids are texts; without data they are unknown, and it is false. */
+bool engine_has_text_users(engine *e);
+
 /* The embedding rows of items first .. first + n - 1 (from 1): (n, dim); zeros where an item has no
  * row. For a map of the items. */
 status engine_item_rows(engine *e, int model, uint32_t first, uint32_t n, float *out);

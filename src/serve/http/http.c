@@ -132,6 +132,28 @@ const char *http_query(const http_exchange *x, const char *name) {
     return MHD_lookup_connection_value(inside(x)->connection, MHD_GET_ARGUMENT_KIND, name);
 }
 
+typedef struct name_search {
+    const char *names, *other;
+} name_search;
+
+static enum MHD_Result find_other(void *context, enum MHD_ValueKind kind, const char *name,
+                                  const char *value) {
+    name_search *s = context;
+    size_t n = strlen(name);
+    (void)kind;
+    (void)value;
+    for (const char *at = s->names; *at != '\0'; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == n && memcmp(at, name, n) == 0) return MHD_YES;
+    s->other = name;
+    return MHD_NO;
+}
+
+const char *http_query_other(const http_exchange *x, const char *names) {
+    name_search s = {names, NULL};
+    MHD_get_connection_values(inside(x)->connection, MHD_GET_ARGUMENT_KIND, find_other, &s);
+    return s.other;
+}
+
 const char *http_header(const http_exchange *x, const char *name) {
     return MHD_lookup_connection_value(inside(x)->connection, MHD_HEADER_KIND, name);
 }
@@ -724,6 +746,7 @@ NEVER(int http_port(const http_server *h));
 NEVER(http_stats http_get_stats(http_server *h));
 NEVER(void http_stop_accepting(http_server *h));
 NEVER(const char *http_query(const http_exchange *x, const char *name));
+NEVER(const char *http_query_other(const http_exchange *x, const char *names));
 NEVER(const char *http_header(const http_exchange *x, const char *name));
 NEVER(void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]));
 NEVER(bool http_is_cancelled(const http_exchange *x));

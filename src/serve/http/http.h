@@ -84,6 +84,9 @@ const char *http_library_version(void);
 /* A parameter of the query, as it was sent, or a header of the request; NULL: it is not there. */
 const char *http_query(const http_exchange *x, const char *name);
 const char *http_header(const http_exchange *x, const char *name);
+
+/* A parameter of the query that is none of `names`, which spaces separate; NULL: there is none. */
+const char *http_query_other(const http_exchange *x, const char *names);
 void http_peer(const http_exchange *x, char text[HTTP_ADDRESS_BYTES]);
 
 /* Whether the client has disconnected: ask before work that takes long. */

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEFAULT_K = 10, MAX_DEADLINE_MS = 600000, MAX_USERS = 4096 };
+#include "data/read/time_text.h"
 
-static const double max_seconds = 1e12; /* the year 33658 */
+enum { DEFAULT_K = 10, MAX_DEADLINE_MS = 600000, MAX_USERS = 4096 };
 
 static status read_object(arena *a, const char *body, size_t n, const json_value **out) {
     if (n == 0) return fail(ERR_USAGE, "the body is empty; send a JSON object");
@@ -129,8 +129,13 @@ static status read_ids(const place *p, const json_value *v) {
 static status read_time(const place *p, const json_value *v) {
     engine_event *e = (engine_event *)p->out;
     if (v->type == JSON_NULL) return OK;
-    if (v->type != JSON_NUMBER || !(fabs(v->number) <= max_seconds))
+    if (v->type != JSON_NUMBER)
         return fail(ERR_USAGE, "time: expected seconds since 1970, as in 1900000000");
+    if (!(v->number >= TIME_FIRST_SECOND && v->number < TIME_LAST_SECOND + 1.0))
+        return fail(ERR_USAGE,
+                    "time: %.17g is not in the years 1900 to 2199; send seconds since 1970, not "
+                    "milliseconds",
+                    v->number);
     double whole = floor(v->number);
     e->has_time = true;
     e->time = v->is_integer ? v->integer : (int64_t)whole;

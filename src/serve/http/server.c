@@ -29,7 +29,8 @@ enum {
 enum { ON_WORKER = KEY_ALL + 1 };
 
 typedef struct route {
-    const char *method, *path; /* a star is one part of any text */
+    /* A star is one part of any text; the names of parameters follow a question mark. */
+    const char *method, *path;
     route_name name;
     void (*serve)(call *c);
     unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much */
@@ -42,15 +43,15 @@ static const route routes[] = {
     {"POST", "v1/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
     {"POST", "v2/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
     {"POST", "v1/events", ROUTE_EVENTS, serve_events, KEY_EVENTS},
-    {"GET", "v1/users", ROUTE_USERS, serve_list_users, KEY_READ | ON_WORKER},
-    {"GET", "v1/users/*", ROUTE_USERS, serve_get_user, KEY_READ},
+    {"GET", "v1/users?prefix limit cursor", ROUTE_USERS, serve_list_users, KEY_READ | ON_WORKER},
+    {"GET", "v1/users/*?offset limit", ROUTE_USERS, serve_get_user, KEY_READ},
     {"DELETE", "v1/users/*", ROUTE_USERS, serve_delete_user, KEY_ADMIN},
     {"GET", "v1/models", ROUTE_MODELS, serve_models, KEY_READ | ON_WORKER},
     {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, KEY_ADMIN | ON_WORKER},
     {"GET", "v1/stream", ROUTE_STREAM, serve_stream, KEY_READ},
-    {"GET", "v1/cache", ROUTE_PAGE, serve_cache, KEY_READ},
-    {"GET", "v1/map", ROUTE_PAGE, serve_map, KEY_READ | ON_WORKER},
-    {"GET", "v1/items", ROUTE_PAGE, serve_items, KEY_READ | ON_WORKER},
+    {"GET", "v1/cache?model", ROUTE_PAGE, serve_cache, KEY_READ},
+    {"GET", "v1/map?model", ROUTE_PAGE, serve_map, KEY_READ | ON_WORKER},
+    {"GET", "v1/items?model search limit", ROUTE_PAGE, serve_items, KEY_READ | ON_WORKER},
     {"GET", "v2", ROUTE_KSERVE, serve_kserve, KEY_READ},
     {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, 0},
     {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, 0},
@@ -203,10 +204,10 @@ void write_id(json_writer *w, const char *key, const engine_id *id) {
     id->text != NULL ? json_string_n(w, id->text, id->n) : json_int(w, id->number);
 }
 
-void write_user_id(json_writer *w, const char *key, const engine_id *id) {
+void write_user_id(call *c, const char *key, const engine_id *id, bool is_text) {
     engine_id number = {0};
-    bool is_number = id->text != NULL && seq_id_number(id->text, id->n, &number.number);
-    write_id(w, key, is_number ? &number : id);
+    bool is_number = !is_text && id->text != NULL && seq_id_number(id->text, id->n, &number.number);
+    write_id(&c->w, key, is_number ? &number : id);
 }
 
 void write_title(json_writer *w, const char *title, size_t n) {
@@ -251,6 +252,17 @@ bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
            call_fail(c, 400, "%s: invalid escape, or too long", name);
 }
 
+bool call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out) {
+    const char *text = http_query(c->x, name);
+    int64_t number;
+    if (text == NULL) return true;
+    if (!seq_id_number(text, strlen(text), &number) || number < min || number > max)
+        return call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
+                         (long long)max);
+    *out = (size_t)number;
+    return true;
+}
+
 uint64_t server_log_dropped(const server *s) {
     return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
 }
@@ -286,8 +298,8 @@ static bool split_path(call *c) {
 
 static bool matches(const call *c, const char *pattern) {
     int i = 0;
-    while (*pattern != '\0') {
-        size_t n = strcspn(pattern, "/");
+    while (*pattern != '\0' && *pattern != '?') {
+        size_t n = strcspn(pattern, "/?");
         bool is_any = n == 1 && pattern[0] == '*';
         if (i == c->n_parts) return false;
         if (is_any ? c->part[i][0] == '\0'
@@ -402,6 +414,18 @@ static bool may_enter(call *c, unsigned role) {
     return !is_foreign(c) || call_fail(c, 403, "cross-origin request refused");
 }
 
+/* Parameters are as strict as members of a body, so that typing mistakes are noticed; what checks
+ * health, scrapes metrics or links to the page may add its own. */
+static bool has_good_query(call *c, const route *r) {
+    bool is_open = r->name == ROUTE_HEALTH || r->name == ROUTE_METRICS || r->serve == serve_page;
+    const char *names = r->path + strcspn(r->path, "?");
+    names += *names == '?';
+    const char *other = is_open ? NULL : http_query_other(c->x, names);
+    return other == NULL ||
+           call_fail(c, 400, "there is no parameter '%.64s' here; this path takes %s", other,
+                     *names != '\0' ? names : "none");
+}
+
 /* Finds the route; false: the call is answered. */
 static bool choose_route(call *c) {
     char allowed[64];
@@ -412,7 +436,7 @@ static bool choose_route(call *c) {
         c->route = r->name;
         c->serve = r->serve;
         c->is_slow = (r->needs & ON_WORKER) != 0;
-        return may_enter(c, r->needs & KEY_ALL);
+        return may_enter(c, r->needs & KEY_ALL) && has_good_query(c, r);
     }
     if (allowed[0] == '\0')
         return call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);

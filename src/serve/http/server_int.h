@@ -177,9 +177,10 @@ void serve_map(call *c);
 void serve_items(call *c);
 
 /* An id: a number or a string, as the vocabulary has it.  A user's id that is the text of a whole
- * number is written as a number.  A title: as a member, if there is one. */
+ * number is written as a number, unless the data's ids are texts (engine_has_text_users).  A title:
+ * as a member, if there is one. */
 void write_id(json_writer *w, const char *key, const engine_id *id);
-void write_user_id(json_writer *w, const char *key, const engine_id *id);
+void write_user_id(call *c, const char *key, const engine_id *id, bool is_text);
 void write_title(json_writer *w, const char *title, size_t n);
 void write_number(json_writer *w, float value); /* null if it is not finite */
 const char *source_name(engine_source s);       /* "model", "popular", "nothing" */
@@ -196,6 +197,9 @@ int call_path_model(call *c, engine_model_info *out);
 
 /* A query parameter, decoded; "" where it is missing.  False: the call is answered 400. */
 bool call_query_text(call *c, const char *name, char *out, size_t out_bytes);
+
+/* A whole number of the query from `min` to `max`; where it is missing, *out stays. */
+bool call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out);
 
 /* The model for a request: the one it names, or by the split of users.  -1: no such name. */
 int choose_model(server *s, const char *name, const engine_id *user);

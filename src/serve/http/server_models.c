@@ -112,7 +112,8 @@ void serve_reload(call *c) {
     if (st == OK)
         call_end(c, OK);
     else
-        call_fail(c, 500, "the old version stays: %s", status_reason());
+        call_fail(c, q.run != NULL || q.data != NULL ? 400 : 500, "the old version stays: %s",
+                  status_reason());
 }
 
 bool call_is_ready(call *c, int first, int end) {

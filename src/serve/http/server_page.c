@@ -206,14 +206,17 @@ static bool has_part(const char *text, size_t n, const char *part) {
 
 /* Items whose titles or ids contain a text: for the page's choice of an event to add. */
 void serve_items(call *c) {
-    enum { FOUND = 20, LOOKED_AT = 200000 };
+    enum { MOST = 1000, LOOKED_AT = 200000 };
     char text[128], digits[24];
-    int n = 0, model = call_find_model(c, http_query(c->x, "model"));
-    if (model < 0 || !call_query_text(c, "search", text, sizeof text)) return;
+    size_t n = 0, most = 20;
+    int model = call_find_model(c, http_query(c->x, "model"));
+    if (model < 0 || !call_query_text(c, "search", text, sizeof text) ||
+        !call_query_number(c, "limit", 1, MOST, &most))
+        return;
     json_writer *w = call_begin(c);
     json_key_array(w, "items");
     pthread_mutex_lock(&c->s->reload_lock);
-    for (uint32_t i = 1; i < LOOKED_AT && n < FOUND; i++) {
+    for (uint32_t i = 1; i < LOOKED_AT && n < most; i++) {
         engine_item item;
         if (engine_item_of(c->s->engine, model, i, &item) != OK) break;
         engine_id id = id_as_text(&item.id, digits);

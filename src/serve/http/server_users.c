@@ -97,8 +97,9 @@ static void write_event(json_writer *w, const engine_past_event *e) {
     json_object_close(w);
 }
 
-static void write_user(json_writer *w, const engine_id *id, const engine_user *u) {
-    write_user_id(w, "user", id);
+static void write_user(call *c, const engine_id *id, const engine_user *u) {
+    json_writer *w = call_begin(c);
+    write_user_id(c, "user", id, engine_has_text_users(c->s->engine));
     JSON_FIELDS(w, FIELD("is_from_data", u->is_from_data), FIELD("version", u->version),
                 FIELD("total", u->n_total), FIELD("offset", u->first));
     json_key_array(w, "events");
@@ -107,29 +108,17 @@ static void write_user(json_writer *w, const engine_id *id, const engine_user *u
     json_array_close(w);
 }
 
-/* A whole number of the query from `min` to `max`; false: the call is answered. */
-static bool query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out) {
-    const char *text = http_query(c->x, name);
-    int64_t number;
-    if (text == NULL) return true;
-    if (!seq_id_number(text, strlen(text), &number) || number < min || number > max)
-        return call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
-                         (long long)max);
-    *out = (size_t)number;
-    return true;
-}
-
 /* GET /v1/users/ID?offset=N&limit=N: without an offset the newest events. */
 void serve_get_user(call *c) {
     size_t first = ENGINE_NEWEST, n = MAX_LISTED;
     engine_id id;
     engine_user u;
-    if (!user_of(c, &id) || !query_number(c, "limit", 1, MAX_LISTED, &n) ||
-        !query_number(c, "offset", 0, INT64_MAX, &first))
+    if (!user_of(c, &id) || !call_query_number(c, "limit", 1, MAX_LISTED, &n) ||
+        !call_query_number(c, "offset", 0, INT64_MAX, &first))
         return;
     status st = engine_get_user(c->s->engine, id, first, n, &u);
     bool is_known = u.is_known;
-    if (st == OK && is_known) write_user(call_begin(c), &id, &u);
+    if (st == OK && is_known) write_user(c, &id, &u);
     engine_user_release(&u);
     if (st != OK)
         call_fail_status(c, st);
@@ -147,7 +136,7 @@ static void reply_erased(void *context) {
         return;
     }
     json_writer *w = call_begin(c);
-    write_user_id(w, "user", &change->user);
+    write_user_id(c, "user", &change->user, engine_has_text_users(c->s->engine));
     json_key_bool(w, "erased", true);
     json_key_bool(w, "durable", c->s->set.engine.state != NULL);
     call_end(c, change->st == OK ? OK : failure_restore(&change->why));
@@ -174,17 +163,18 @@ void serve_list_users(call *c) {
     uint64_t next = 0;
     engine_id *ids;
     if (!call_query_text(c, "prefix", prefix, sizeof prefix) ||
-        !query_number(c, "limit", 1, MAX_USERS, &n) ||
-        !query_number(c, "cursor", 0, INT64_MAX, &from))
+        !call_query_number(c, "limit", 1, MAX_USERS, &n) ||
+        !call_query_number(c, "cursor", 0, INT64_MAX, &from))
         return;
     status st = ARENA_NEW(&c->memory, &ids, n);
     if (st == OK)
         st = engine_list_users(c->s->engine, &c->memory, prefix, from, n, ids, &n_found, &next);
+    bool has_text = engine_has_text_users(c->s->engine);
     json_writer *w = call_begin(c);
     json_key_int(w, "total", (int64_t)engine_n_users(c->s->engine));
     json_key_array(w, "users");
     for (size_t i = 0; i < n_found; i++)
-        write_user_id(w, NULL, &ids[i]);
+        write_user_id(c, NULL, &ids[i], has_text);
     json_array_close(w);
     if (next > 0) json_key_int(w, "next_cursor", (int64_t)next);
     call_end(c, st);

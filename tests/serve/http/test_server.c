@@ -55,6 +55,17 @@ TEST(server_says_what_is_wrong) {
     ask(&r, "POST", "/v1/recommend", "{\"user\": 7, \"model\": \"x\"}", 404, "no model 'x'");
     ask(&r, "POST", "/v1/rank", "{\"user\": 7, \"candidates\": [1], \"tasks\": [\"x\"]}", 400,
         "toy has no 'x'");
+    ask(&r, "GET", "/v1/items?limt=2", "", 400,
+        "there is no parameter 'limt' here; this path takes model search limit");
+    ask(&r, "GET", "/v1/items?limit=2&mode=x", "", 400, "there is no parameter 'mode' here");
+    ask(&r, "GET", "/v1/users/7?prefix=7", "", 400, "this path takes offset limit");
+    ask(&r, "GET", "/v1/models?x", "", 400, "this path takes none");
+    ask(&r, "POST", "/v1/recommend?top_k=3", "{\"user\": 7}", 400, "parameter 'top_k'");
+    ask(&r, "GET", "/v1/items?limit=0", "", 400, "limit: expected an integer from 1 to 1000");
+    ask(&r, "GET", "/v1/items?limit=1", "", 200,
+        "{\"items\":[{\"item\":1,\"title\":\"The Early Teapot (Space Opera)\"}]}");
+    ask(&r, "GET", "/health?probe=1", "", 200, "\"ok\"");
+    ask(&r, "GET", "/?from=mail", "", 200, "</html>");
     ask(&r, "GET", "/v1/users/nobody", "", 404, "POST /v1/events makes one");
     ask(&r, "DELETE", "/v1/users/nobody", "", 404, "nothing to erase");
     ask(&r, "GET", "/v1/users/%zz", "", 400, "invalid escape");

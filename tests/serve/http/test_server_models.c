@@ -420,10 +420,10 @@ TEST(server_refuses_reloads_of_nothing) {
         {"{\"run\":\"..\"}", 400, "run: expected a path"},
         {"{\"run\":\"run/../run\"}", 400, "run: expected a path"},
         {"{\"run\":\"run\\u0000x\"}", 400, "not JSON"},
-        {"{\"data\":\"nix\"}", 500, "the old version stays: "},
-        {"{\"data\":\"data\",\"run\":\"nix\"}", 500, "the old version stays: "},
-        {"{\"data\":\"strange\"}", 500, "the old version stays: "},
-        {"{\"data\":\"fine\"}", 500,
+        {"{\"data\":\"nix\"}", 400, "the old version stays: "},
+        {"{\"data\":\"data\",\"run\":\"nix\"}", 400, "the old version stays: "},
+        {"{\"data\":\"strange\"}", 400, "the old version stays: "},
+        {"{\"data\":\"fine\"}", 400,
          "its times are finer (1000 a second) than those of the data in use (1)"},
     };
     rig r;

@@ -50,6 +50,48 @@ TEST(server_counts_events_of_each_user) {
     rig_close(&r);
 }
 
+/* Where the data's ids are texts, "7" stays one. */
+TEST(server_writes_user_ids_as_the_data_has_them) {
+    rig r;
+    rig_open(&r);
+    free(shell(0, "printf 'user_id,item_id,timestamp\\n7,1,100\\nAnna,2,100\\n' >u.csv && "
+                  "./hstu prep csv --input u.csv --out texts"));
+    rig_start(&r);
+    ask(&r, "GET", "/v1/users/7", "", 200, "{\"user\":7,");
+    ask(&r, "GET", "/v1/users?prefix=7&limit=1", "", 200, "\"users\":[7]");
+    rig_stop(&r);
+    snprintf(r.data, sizeof r.data, "%s/texts", test_folder());
+    rig_start(&r);
+    ask(&r, "GET", "/v1/users?limit=2", "", 200, "\"users\":[\"7\",\"Anna\"]");
+    ask(&r, "GET", "/v1/users/7", "", 200, "{\"user\":\"7\",");
+    ask(&r, "DELETE", "/v1/users/7", "", 200, "{\"user\":\"7\",\"erased\":true");
+    rig_close(&r);
+}
+
+/* A time in another unit is told before the event is stored: prep would refuse it tomorrow. */
+TEST(server_refuses_times_that_cannot_be) {
+    static const char *const times[] = {"1690000000000", "7258118400", "-2208988801", "1e300"};
+    char body[160];
+    rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        snprintf(body, sizeof body,
+                 "{\"user\": \"ann\", \"events\": [{\"item\": 1}, {\"item\": 1, \"time\": %s}]}",
+                 times[i]);
+        ask(&r, "POST", "/v1/events", body, 400, "not in the years 1900 to 2199");
+        ask(&r, "GET", "/v1/users/ann", "", 404, "there is no user");
+    }
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"ann\", \"events\": [{\"item\": 1, \"time\": 7258118399.5}, {\"item\": 1, "
+        "\"time\": -2208988800}]}",
+        200, "\"added\":2");
+    ask(&r, "POST", "/v1/events",
+        "{\"user\": \"ann\", \"events\": [{\"item\": 1}, {\"item\": 1, \"action\": 999}]}", 400,
+        "events[1]: its action is 999");
+    rig_close(&r);
+}
+
 /* The ratings of the data are stars: 4 is action 3, in events and in histories, and scores alike.
  */
 TEST(server_takes_ratings) {
