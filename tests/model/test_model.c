@@ -281,7 +281,7 @@ TEST(gradients_with_item_dropout) {
         toy_model_remake(&t, &limits, 3);
         toy_enlarge(&t);
         for (int i = 0; i < t.m->params.n; i++)
-            check_param(&t, &b.b, &t.m->params.item[i], 3e-3);
+            toy_check_gradient(&t, &b.b, &t.m->params.item[i], 3e-3);
         toy_model_close(&t);
     }
 }
