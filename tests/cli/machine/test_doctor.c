@@ -90,8 +90,8 @@ TEST(doctor_judges_for_a_purpose) {
     char *text = doctor(1, "ulimit -n 100;", "--for ranks");
     CHECK_CONTAINS(text, "\n  !!  open files   100 at a time, at most 100\n");
     CHECK_CONTAINS(text, "\n                   ulimit -n 4096");
-    CHECK_CONTAINS(text, "\nfit: no, open files: 100 at a time");
-    CHECK_CONTAINS(text, "hstu doctor: this machine is not fit: open files: ");
+    CHECK_CONTAINS(text, "hstu doctor: this machine is not fit: open files: 100 at a time");
+    CHECK(strstr(text, "fit: no") == NULL); /* once */
     free(text);
     text = doctor(0, "ulimit -n 100;", "--for encode");
     CHECK_CONTAINS(text, "\nfit: yes");
@@ -250,7 +250,7 @@ TEST(doctor_examines_gpus_through_the_driver) {
     CHECK_CONTAINS(text, "PCIe gen 5 x16: ");
     CHECK_CONTAINS(text, "--  peers        cuda:0 to cuda:1: ");
     CHECK_CONTAINS(text, "through memory of the host");
-    CHECK_CONTAINS(text, "fit: no, cuda:0: ECC on, with errors");
+    CHECK_CONTAINS(text, "this machine is not fit: cuda:0: ECC on, with errors");
     free(text);
 }
 #endif
