@@ -143,6 +143,12 @@ static status check_loss(const config *c) {
     if (!is_in_batch && r->logq != LOGQ_NONE && r->draw == NEGATIVES_UNIFORM)
         return refuse(c, "logq_correction has nothing to correct where every item is drawn alike; "
                          "set negative_distribution = 'popularity'");
+    if (r->similarity == SIMILARITY_MOL &&
+        (r->loss != LOSS_SAMPLED_SOFTMAX || r->logq != LOGQ_NONE ||
+         (is_in_batch && r->shares_negatives)))
+        return refuse(c,
+                      "the similarity 'MoL' trains 'SampledSoftmaxLoss' without logq_correction, "
+                      "and not with all labels of a batch; change these or the similarity");
     if (r->loss == LOSS_BCE && r->has_item_norm && c->family == FAMILY_META)
         return refuse(c, "with 'BCELoss' the reference normalises the negatives and not the label; "
                          "set train_fn.item_l2_norm = False");

@@ -457,6 +457,7 @@ TEST(config_instance_bomb) {
 /* Losses and negatives that do not go together. */
 TEST(config_losses) {
 #define LOCAL   "train_fn.sampling_strategy = 'local'\n"
+#define MIXED   "train_fn.interaction_module_type = 'MoL'\n"
 #define POPULAR "train_fn.negative_distribution = 'popularity'\n"
     static const struct {
         const char *gin, *why; /* NULL: trainable */
@@ -476,6 +477,10 @@ TEST(config_losses) {
         {"train_fn.logq_correction = 'all'", "shared_negatives = True"},
         {"train_fn.shared_negatives = True\ntrain_fn.loss_module = 'GBCELoss'", "'local'"},
         {LOCAL "train_fn.logq_correction = 'all'", "'popularity'"},
+        {MIXED "train_fn.loss_module = 'FullSoftmaxLoss'", "'MoL' trains"},
+        {MIXED "train_fn.loss_module = 'GBCELoss'", "'MoL' trains"},
+        {MIXED "train_fn.shared_negatives = True", "'MoL' trains"},
+        {MIXED LOCAL POPULAR "train_fn.logq_correction = 'all'", "'MoL' trains"},
     };
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         CHECK_OK(load(tries[i].gin));

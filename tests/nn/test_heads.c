@@ -193,6 +193,62 @@ TEST(negatives_by_popularity) {
     toy_model_close(&t);
 }
 
+/* All labels of a batch, each with its number and its share of the events; and one draw for all. */
+TEST(lists_of_losses) {
+    toy_model t;
+    toy_batch b;
+    open_loss(&t, 5, 0, 1);
+    toy_batch_make(&b, losses[5].kind, 4);
+    toy_model_train(&t, &b.b, 1);
+    const loss_acts *a = &t.p->retrieval.loss;
+    double n = 0;
+    for (int32_t c = 0; c < a->n_pool; c++) {
+        int n_equal = 0;
+        for (int32_t i = 0; i < t.p->plan.n_loss; i++)
+            n_equal += t.p->plan.label.host[i] == a->pool.host[c];
+        CHECK(n_equal > 0 && fabs((double)a->log_count.host[c] - log(n_equal)) < 1e-6);
+        CHECK(a->log_q.host[c] == t.m->retrieval.loss.host_log_q[a->pool.host[c]]);
+        n += n_equal;
+    }
+    CHECK(n == t.p->plan.n_loss && a->n_pool < t.p->plan.n_loss);
+    toy_model_close(&t);
+    open_loss(&t, 8, 0, 1);
+    toy_batch_make(&b, losses[8].kind, 4);
+    toy_model_train(&t, &b.b, 1);
+    for (int64_t i = 6; i < (int64_t)t.p->plan.n_loss * 6; i++)
+        CHECK_EQ(t.p->retrieval.loss.negative.device[i],
+                 t.p->retrieval.loss.negative.device[i % 6]);
+    toy_model_close(&t);
+}
+
+static const ops *ops_below;
+static float seen_beta;
+
+static status note_beta(backend *be, const sampled_softmax_args *a) {
+    seen_beta = a->beta;
+    return ops_below->sampled_softmax(be, a);
+}
+
+/* gSASRec's beta: 5 of 22 other items with t = .75; without calibration, and of BCE, 1. */
+TEST(calibration_of_gbce) {
+    static const double wanted[] = {5 / 22. * (.75 * (1 - 22 / 5.) + 22 / 5.), 1, 1};
+    for (int i = 0; i < 3; i++) {
+        toy_model t;
+        toy_batch b;
+        open_loss(&t, i < 2 ? 3 : 2, 0, 1);
+        ops noting = *t.be->ops;
+        ops_below = t.be->ops;
+        noting.sampled_softmax = note_beta;
+        t.be->ops = &noting;
+        if (i == 1) t.m->retrieval.loss.calibration = 0;
+        toy_batch_make(&b, losses[3].kind, 4);
+        toy_model_train(&t, &b.b, 1);
+        t.be->ops = ops_below;
+        CHECK(fabs((double)seen_beta - wanted[i]) < 1e-6);
+        toy_model_close(&t);
+    }
+}
+
 /* Without marks every row moves; with them a softmax over the catalogue marks every item. */
 TEST(full_softmax_marks_all_items) {
     toy_model t;
