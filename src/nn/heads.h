@@ -47,7 +47,7 @@ typedef struct loss_config {
     int32_t n_negatives;   /* R; 0: as many as the batch has loss positions */
     bool normalises_items; /* l2 */
     float eps, temperature;
-    const mol *mol; /* the similarity; NULL: the dot product */
+    const mol *mol;    /* the similarity; NULL: the dot product */
     float calibration; /* t of PAIRS_GBCE */
     float smoothing;   /* LOSS_ALL_ITEMS */
     bool is_shared;    /* LOSS_CATALOGUE: one draw for all rows */

@@ -38,6 +38,7 @@
 #include "base/rng.h"
 #include "base/status.h"
 #include "base/thread.h"
+#include "ops/loss_rule.h"
 #include "ops/mask_rule.h"
 #include "ops/optimizer_rule.h"
 
@@ -572,16 +573,6 @@ typedef struct sampled_softmax_args {
     void *scratch;           /* sampled_softmax_scratch bytes */
 } sampled_softmax_args;
 
-/* The binary loss of one score, and its derivative, without overflow: softplus(x), sigmoid(x). */
-OPTIMIZER_FN float pairs_softplus(float x) {
-    return (x > 0 ? x : 0) + log1pf(expf(-fabsf(x)));
-}
-
-OPTIMIZER_FN float pairs_sigmoid(float x) {
-    float small = expf(-fabsf(x));
-    return (x > 0 ? 1 : small) / (1 + small);
-}
-
 /* Softmax over a list of items that all rows share, forward and backward in one op: with l2 as
  * above and z(m, c) = query_m . l2(table[item_c]) / temperature,
  *     s_c = z(m, c) - log_q[c] + log_count[c], but without log_count where item_c is the positive,
@@ -610,20 +601,6 @@ typedef struct full_softmax_args {
     float *dtable;           /* (V, E), added to */
     void *scratch;           /* full_softmax_scratch bytes */
 } full_softmax_args;
-
-/* The place of a row in a list of items; the list has it. */
-OPTIMIZER_FN int32_t full_softmax_place(const int32_t *item, int32_t n_items, int32_t row) {
-    int32_t low = 0, high = n_items - 1;
-    if (item == NULL || row < 0) return row;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (item[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
 
 /* Losses of a ranking head.  is_bits: the loss of a row is the sum over tasks k of the binary cross
  * entropy of logit k with bit k of the label; else the cross entropy over the columns, with the

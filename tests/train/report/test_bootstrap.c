@@ -113,7 +113,8 @@ TEST(damaged_replicates_are_refused) {
         "{\"users\": \"1\", \"unit\": 1, \"metrics\": {\"a\": {\"figure\": 1, \"replicates\": "
         "[1]}, "
         "\"b\": {\"figure\": 1, \"replicates\": [1, 2]}}}",
-        "{\"users\": \"1\", \"unit\": 1, \"metrics\": {\"a name that is much too long for a metric\": "
+        "{\"users\": \"1\", \"unit\": 1, \"metrics\": {\"a name that is much too long for a "
+        "metric\": "
         "{\"figure\": 1, \"replicates\": [1]}}}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         replicates r;
