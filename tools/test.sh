@@ -7,7 +7,8 @@ WIDE_CORES=8
 # Only tests with threads: the thread sanitizer is slow, and finds nothing in the others.
 TSAN_PATTERNS=(test_engine test_replicas test_cache.c:serve_check_of_ranking test_cache.c:serve_check_of_two_tiers_in test_model.c:same_bits test_thread test_batcher test_prefetch test_log test_builder test_http.c test_state test_user_writer test_server.c test_server_models test_handle test_api_model.c:api_model_in_threads test_api_model.c:api_model_closed test_api_model.c:api_train_stops_by)
 # Tests whose results depend on the precision; tables and copies are tested once, in float32.
-GPU_PATTERNS=(test_attn test_dropout test_dynamic test_gate test_head.c test_l2 test_linear test_logits_loss test_model.c
+GPU_PATTERNS=(test_attn test_dropout test_dynamic test_full_softmax test_gate test_glu test_head.c test_l2 test_ligr test_linear
+    test_logits_loss test_model.c test_mol
     test_negatives test_norm test_pass.c test_rank test_rows test_sampled_softmax test_softmax test_update)
 
 # count CODE: of one step.

@@ -268,7 +268,8 @@ static const char *protocol_text(const run_facts *f, protocol_member k, char tex
     double n_items = history_number(p, "catalogue");
     if (k == BY_PART) return run_facts_part(f);
     if (k != BY_CATALOGUE) return history_text(p, protocol_members[k].key);
-    snprintf(text, CELL_BYTES, isfinite(n_items) ? "%.0f" : "", n_items);
+    text[0] = '\0';
+    if (isfinite(n_items)) snprintf(text, CELL_BYTES, "%.0f", n_items);
     return text;
 }
 

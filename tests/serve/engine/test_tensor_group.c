@@ -177,7 +177,8 @@ static void check_same(const crowd *a, const crowd *b, double most) {
     bool is_cuda = test_on.kind == ON_CUDA;
     CHECK(is_cuda || memcmp(a->item, b->item, sizeof a->item) == 0);
     for (size_t i = 0; i < sizeof a->value / sizeof *x; i++)
-        if (!(fabsf(x[i] - y[i]) <= (is_cuda ? 2e-3 * (1 + fabsf(x[i])) : most * fabsf(x[i]))))
+        if (!(fabsf(x[i] - y[i]) <=
+              (is_cuda ? fmax(2e-3, most) * (1 + fabsf(x[i])) : most * fabsf(x[i]))))
             FAIL_TEST("number %zu is %.9g, not %.9g", i, (double)y[i], (double)x[i]);
 }
 
@@ -246,7 +247,8 @@ TEST(tensor_group_serves_a_16_bit_engine) {
                       .dtype = DTYPE_BFLOAT16,
                       .limits = {.kv_pages = -1}};
     CHECK_OK(build_engine(&b, &report));
-    check_ranks(b.out, false, &c, 2, 1e-5);
+    /* A GPU rounds parts of sums to 16 bits, a step of 2^-8 in bfloat16; the CPU none. */
+    check_ranks(b.out, false, &c, 2, test_on.kind == ON_CUDA ? 4e-3 : 1e-5);
 }
 
 /* Numbers of the layers' matrices on this rank, and in the whole model. */
