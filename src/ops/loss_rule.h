@@ -3,6 +3,7 @@
 #pragma once
 
 #include <math.h>
+#include <stddef.h>
 
 #include "ops/optimizer_rule.h"
 

@@ -298,7 +298,7 @@ template <typename T> __device__ static inline float4 load4(const T *row, int c,
 /* The sums of a block's owner, a query or an item, over its pairs: of outputs x columns, in tiles
  * of SIDE x 4, TILES of them a lane.  A warp has every WARPS-th pair. */
 template <typename T, bool IS_ITEM, int TILES>
-static __global__ void __launch_bounds__(THREADS) mol_pairs_bwd_any_kernel(const mol_args a) {
+static __global__ void __launch_bounds__(THREADS, 2) mol_pairs_bwd_any_kernel(const mol_args a) {
     extern __shared__ float shared[];
     const int n = a.n_query * a.n_item, lane = (int)threadIdx.x % WARP;
     const int warp = (int)threadIdx.x / WARP, n_out = IS_ITEM ? a.n_item : a.n_query;
