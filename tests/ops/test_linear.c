@@ -712,13 +712,14 @@ static void check_fp8(test_backends *t, int64_t n, int32_t n_in, int32_t n_out, 
 }
 
 TEST(linear_fp8_against_double) {
-    static const int32_t shapes[][3] = {{1, 16, 8},       {130, 64, 32},     {129, 144, 136},
-                                        {300, 1040, 264}, {257, 128, 520},   {40, 4096, 16},
-                                        {2, 48, 34000},   {2600, 272, 1024}, {3, 1024, 128}};
+    static const int32_t shapes[][3] = {{1, 16, 8},       {130, 64, 32},   {129, 144, 136},
+                                        {300, 1040, 264}, {257, 128, 520}, {40, 4096, 16},
+                                        {2, 48, 34000},   {3, 1024, 128},  {2600, 272, 1024}};
     test_backends t;
     open_backends(&t);
     bool has = has_fp8(t.be[2]);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes && has; i++)
+    size_t n = sizeof shapes / sizeof *shapes - (test_is_brief() ? 1 : 0);
+    for (size_t i = 0; i < n && has; i++)
         for (int f = 0; f < 2; f++)
             check_fp8(&t, shapes[i][0], shapes[i][1], shapes[i][2],
                       f > 0 ? EPILOGUE_SILU : EPILOGUE_NONE);
