@@ -526,6 +526,7 @@ TEST(slot_caller_goes_on_where_nobody_comes) {
     ask_one(&first);
     CHECK(clock_ns() - begin >= 50000000u && first.answer.batch_requests == 1);
     release_gate(&first);
+    CHECK(serve_wait_idle(e, 10000000000u)); /* n_last is set after the answer */
     set_slot(e, engine_slot(e, 0, 0)->n_last, 60);
     ask_one(&first); /* it was alone, and waits for nobody */
     release_gate(&first);
