@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """BERT base and large, three shapes each, beside torch.compile in one run: key padding and bigbird.
 
-Usage: bench/peers/encode_shapes.py --hstu ./hstu [--shapes base:1x128,large:8x512,...] [--layers N] [--share .6]
-                                    [--seconds S] [--turns N] [--cases padding,bigbird] [--dtype float16] [--any-card]
+Usage: bench/peers/encode_shapes.py --hstu ./hstu [--shapes base:1x128,large:8x512,... | --random N [--seed S]]
+                                    [--layers N] [--share .6] [--seconds S] [--turns N] [--cases padding,bigbird] [--dtype float16] [--any-card]
 For each shape a process compiles the layer (torch.compile, and with FlexAttention under bigbird) as one function that
 all layers of the model call, and records a whole pass as a CUDA graph.  When all have compiled, one after the other is
 timed, in turns with `hstu bench encode` on as many tokens and the same mask.  A JSON line for each shape and mask, then
-the geometric means; `ratio` is PyTorch's time, of its better way, over ours.  --any-card also times the kernels for
+the geometric means, the lowest ratio and how many are below 1.2.  --random draws N shapes of 1 to 64 sequences of 32 to
+2,048 tokens, at most 32,768 tokens (base) or 16,384 (large).  `ratio` is PyTorch's time, of its better way, over ours.  --any-card also times the kernels for
 every card on this one (HSTU_CUDA_SM=80): any_card_ms.  With TORCHINDUCTOR_CACHE_DIR set, what was compiled before is
 taken from there.
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,16 @@ def shape_of(text, a):
     b, s = map(int, size.split("x"))
     layers, heads = WIDTHS[model]
     return argparse.Namespace(B=b, S=s, L=a.layers or layers, H=heads, W=64, device="cuda", name=text)
+
+
+def draw(n, seed):
+    rng, shapes = random.Random(seed), []
+    while len(shapes) < n:
+        model, most = rng.choice((("base", 32768), ("large", 16384)))
+        b, s = (round(math.exp(rng.uniform(math.log(low), math.log(high)))) for low, high in ((1, 64), (32, 2048)))
+        if b * s <= most:
+            shapes.append(f"{model}:{b}x{s}")
+    return ",".join(shapes)
 
 
 def ours(a, shape, case, env=None):
@@ -136,6 +148,8 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--hstu", default="./hstu")
     p.add_argument("--shapes", default=SHAPES)
+    p.add_argument("--random", type=int, default=0, metavar="N")
+    p.add_argument("--seed", type=int, default=1)
     p.add_argument("--layers", type=int, default=0)
     p.add_argument("--share", type=float, default=0.6)
     p.add_argument("--seconds", type=float, default=0.3)
@@ -149,6 +163,8 @@ def main():
     if a.worker:
         worker(a)
         return
+    if a.random:
+        a.shapes = draw(a.random, a.seed)
     with tempfile.TemporaryDirectory() as folder:
         workers = [spawn(a, shape_of(text, a), folder) for text in a.shapes.split(",")]
         rows, live = [], []
@@ -170,6 +186,7 @@ def main():
         ratios = [r["ratio"] for r in rows if r["mask"] == case]
         if ratios:
             print(json.dumps({"mask": case, "shapes": len(ratios), "lowest": min(ratios),
+                              "below_1.2": sum(r < 1.2 for r in ratios),
                               "geometric_mean": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 3)}))
     if len(rows) < len(workers) * len(a.cases.split(",")):
         sys.exit("some shapes are missing")
