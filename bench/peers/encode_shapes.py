@@ -2,14 +2,15 @@
 """BERT base and large, three shapes each, beside torch.compile in one run: key padding and bigbird.
 
 Usage: bench/peers/encode_shapes.py --hstu ./hstu [--shapes base:1x128,large:8x512,... | --random N [--seed S]]
-                                    [--layers N] [--share .6] [--seconds S] [--turns N] [--cases padding,bigbird] [--dtype float16] [--any-card]
+                                    [--layers N] [--share .6] [--seconds S] [--turns N] [--cases padding,bigbird]
+                                    [--dtype float16] [--any-card]
 For each shape a process compiles the layer (torch.compile, and with FlexAttention under bigbird) as one function that
 all layers of the model call, and records a whole pass as a CUDA graph.  When all have compiled, one after the other is
 timed, in turns with `hstu bench encode` on as many tokens and the same mask.  A JSON line for each shape and mask, then
 the geometric means, the lowest ratio and how many are below 1.2.  --random draws N shapes of 1 to 64 sequences of 32 to
-2,048 tokens, at most 32,768 tokens (base) or 16,384 (large).  `ratio` is PyTorch's time, of its better way, over ours.  --any-card also times the kernels for
-every card on this one (HSTU_CUDA_SM=80): any_card_ms.  With TORCHINDUCTOR_CACHE_DIR set, what was compiled before is
-taken from there.
+2,048 tokens, at most 32,768 tokens (base) or 16,384 (large).  `ratio` is PyTorch's time, of its better way, over ours.
+--any-card also times the kernels for every card on this one (HSTU_CUDA_SM=80): any_card_ms.  With
+TORCHINDUCTOR_CACHE_DIR set, what was compiled before is taken from there.
 """
 import argparse
 import json
