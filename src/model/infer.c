@@ -701,6 +701,14 @@ status infer_popular(const infer *f, arena *a, infer_query *q, const popular_ite
     return follow_rules(f, a, &source, q);
 }
 
+status infer_similar(const infer *f, arena *a, infer_query *q) {
+    float *direction;
+    TRY(ARENA_NEW(a, &direction, (size_t)f->table.dim));
+    TRY(similar_direction(&f->table, q->seen, q->n_seen, direction));
+    rules_source source = {&(similar_search){&f->table, direction}, INT32_MAX, similar_rows};
+    return follow_rules(f, a, &source, q);
+}
+
 status infer_use_rules(const infer *f, arena *a, const item_rules *r, infer_query *q) {
     int64_t n_words = f->table.items.n / 64 + 1, n = 0;
     uint64_t *bits;

@@ -128,4 +128,8 @@ status infer_use_rules(const infer *f, arena *a, const item_rules *r, infer_quer
  * their events. */
 status infer_popular(const infer *f, arena *a, infer_query *q, const popular_item *all, size_t n);
 
+/* The items most similar to those of `seen` as a query's answer; the scores are cosines.  The
+ * device's thread, but for a CPU's, where it may be any. */
+status infer_similar(const infer *f, arena *a, infer_query *q);
+
 #endif

@@ -87,25 +87,6 @@ status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_
 
 enum { PIECE_ROWS = 4096 };
 
-/* The best so far. */
-typedef struct nearest_list {
-    int32_t k, n;
-    int32_t *item;
-    float *cosine;
-} nearest_list;
-
-/* Items come in ascending order, so that of equal ones the first stays in front. */
-static void insert(nearest_list *l, int32_t item, float cosine) {
-    if (l->n == l->k && cosine <= l->cosine[l->k - 1]) return;
-    int32_t i = l->n < l->k ? l->n++ : l->k - 1;
-    for (; i > 0 && l->cosine[i - 1] < cosine; i--) {
-        l->item[i] = l->item[i - 1];
-        l->cosine[i] = l->cosine[i - 1];
-    }
-    l->item[i] = item;
-    l->cosine[i] = cosine;
-}
-
 static double dot(const float *a, const float *b, int32_t dim) {
     double sum = 0;
     for (int32_t c = 0; c < dim; c++)
@@ -113,40 +94,99 @@ static double dot(const float *a, const float *b, int32_t dim) {
     return sum;
 }
 
-static void search_piece(const item_table *t, const float *own, const float *piece, int32_t first,
-                         int32_t n, int32_t skip, const uint8_t *is_allowed, nearest_list *l) {
-    double own_size = sqrt(dot(own, own, t->dim));
-    for (int32_t i = 0; i < n; i++) {
-        int32_t item = t->items.item[first + i];
-        if (item == skip || (is_allowed != NULL && is_allowed[item] != 1)) continue;
-        const float *row = piece + (int64_t)i * t->dim;
-        double cosine = dot(own, row, t->dim) / (own_size * sqrt(dot(row, row, t->dim)));
-        if (isfinite(cosine)) insert(l, item, (float)cosine);
+static status add_unit(const item_table *t, int32_t row, float *own, float *sum) {
+    TRY(item_table_read(t, row, 1, own));
+    double size = sqrt(dot(own, own, t->dim));
+    for (int32_t c = 0; c < t->dim && isnormal(size); c++)
+        sum[c] += (float)((double)own[c] / size);
+    return OK;
+}
+
+status similar_direction(const item_table *t, const int32_t *rows, int32_t n, float *out) {
+    float *own;
+    if (n == 1) return item_table_read(t, rows[0], 1, out);
+    TRY(MEM_NEW_RAW(&own, (size_t)t->dim));
+    memset(out, 0, (size_t)t->dim * sizeof *out);
+    status st = OK;
+    for (int32_t i = 0; i < n && st == OK; i++)
+        st = add_unit(t, rows[i], own, out);
+    mem_free(own);
+    return st;
+}
+
+/* Rows come in ascending order, so that of equal ones the first stays in front; -1: a free place.
+ */
+static void insert(int32_t *best, float *cosine, int32_t k, int32_t row, float value) {
+    int32_t i = k;
+    for (; i > 0 && (best[i - 1] < 0 || cosine[i - 1] < value); i--) {
+        if (i == k) continue;
+        best[i] = best[i - 1];
+        cosine[i] = cosine[i - 1];
+    }
+    if (i == k) return;
+    best[i] = row;
+    cosine[i] = value;
+}
+
+static void search_piece(const similar_search *s, double size, const float *piece, int32_t first,
+                         int32_t n_rows, int32_t n, const uint64_t *const *allowed, int32_t k,
+                         int32_t *best, float *cosine) {
+    int32_t dim = s->t->dim;
+    for (int32_t i = 0; i < n_rows; i++) {
+        const float *row = piece + (int64_t)i * dim;
+        int32_t at = first + i;
+        bool is_any = false;
+        for (int32_t c = 0; c < n; c++)
+            is_any |= allowed[c][at / 64] >> at % 64 & 1;
+        if (!is_any) continue;
+        double value = dot(s->direction, row, dim) / (size * sqrt(dot(row, row, dim)));
+        for (int32_t c = 0; c < n && isfinite(value); c++)
+            if (allowed[c][at / 64] >> at % 64 & 1)
+                insert(best + (int64_t)c * k, cosine + (int64_t)c * k, k, at, (float)value);
     }
 }
 
-static status search(const item_table *t, uint32_t item, const uint8_t *is_allowed, float *own,
-                     float *piece, nearest_list *l) {
-    TRY(item_table_read(t, t->items.row[item], 1, own));
-    for (int32_t first = 0; first < t->items.n; first += PIECE_ROWS) {
-        int32_t n = t->items.n - first < PIECE_ROWS ? t->items.n - first : PIECE_ROWS;
-        TRY(item_table_read(t, first, n, piece));
-        search_piece(t, own, piece, first, n, (int32_t)item, is_allowed, l);
+status similar_rows(void *search, int32_t n, const uint64_t *const *allowed, int32_t k,
+                    int32_t *row, float *cosine) {
+    const similar_search *s = search;
+    const item_table *t = s->t;
+    double size = sqrt(dot(s->direction, s->direction, t->dim));
+    float *piece;
+    status st = OK;
+    memset(row, 0xff, (size_t)n * (size_t)k * sizeof *row);
+    TRY(MEM_NEW_RAW(&piece, (size_t)PIECE_ROWS * (size_t)t->dim));
+    for (int32_t first = 0; first < t->items.n && st == OK; first += PIECE_ROWS) {
+        int32_t left = t->items.n - first, n_rows = left < PIECE_ROWS ? left : PIECE_ROWS;
+        st = item_table_read(t, first, n_rows, piece);
+        if (st == OK) search_piece(s, size, piece, first, n_rows, n, allowed, k, row, cosine);
     }
-    return OK;
+    mem_free(piece);
+    return st;
+}
+
+static status search_near(const item_table *t, int32_t own, const uint8_t *is_allowed, int32_t k,
+                          int32_t *out_item, float *cosine, float *direction, uint64_t *bits) {
+    similar_search s = {t, direction};
+    TRY(similar_direction(t, &own, 1, direction));
+    for (int32_t row = 0; row < t->items.n; row++)
+        if (row != own && (is_allowed == NULL || is_allowed[t->items.item[row]] == 1))
+            bits[row / 64] |= (uint64_t)1 << row % 64;
+    return similar_rows(&s, 1, (const uint64_t *[]){bits}, k, out_item, cosine);
 }
 
 status similar_items(const item_table *t, uint32_t item, const uint8_t *is_allowed, int32_t k,
                      int32_t *out_item, float *cosine, int32_t *n) {
-    nearest_list l = {.k = k, .item = out_item, .cosine = cosine};
-    float *own = NULL, *piece = NULL;
+    float *direction = NULL;
+    uint64_t *bits = NULL;
     *n = 0;
     if (item > (uint32_t)t->n_items || t->items.row[item] < 0)
         return fail(ERR_USAGE, "item number %u has no row in the model", item);
-    status st = MEM_NEW_RAW(&own, (size_t)t->dim);
-    if (st == OK) st = MEM_NEW_RAW(&piece, (size_t)PIECE_ROWS * (size_t)t->dim);
-    if (st == OK) st = search(t, item, is_allowed, own, piece, &l);
-    MEM_FREE(own, piece);
-    *n = l.n;
+    status st = MEM_NEW_RAW(&direction, (size_t)t->dim);
+    if (st == OK) st = MEM_NEW(&bits, (size_t)t->items.n / 64 + 1);
+    if (st == OK)
+        st = search_near(t, t->items.row[item], is_allowed, k, out_item, cosine, direction, bits);
+    MEM_FREE(direction, bits);
+    for (; st == OK && *n < k && out_item[*n] >= 0; ++*n)
+        out_item[*n] = t->items.item[out_item[*n]];
     return st;
 }

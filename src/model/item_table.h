@@ -34,6 +34,17 @@ status item_table_read(const item_table *t, int32_t first, int32_t n, float *to_
 /* Similar items: the nearest rows of an item table by cosine.  The sums are float64 on the host, in
  * one order: the same on every backend and with any number of threads. */
 
+/* The direction (dim) of one row, or of several: the sum of their unit vectors. */
+status similar_direction(const item_table *t, const int32_t *rows, int32_t n, float *out);
+
+/* A rules_source (model/item_rules.h): rows by their cosine with a direction. */
+typedef struct similar_search {
+    const item_table *t;
+    const float *direction; /* (dim) */
+} similar_search;
+status similar_rows(void *search, int32_t n, const uint64_t *const *allowed, int32_t k,
+                    int32_t *row, float *cosine);
+
 /* The up to k items nearest to `item`, which is not among them: item and cosine (k), best first,
  * ties by the lower number; *n: how many.  is_allowed (V + 1): what may be listed, or NULL.  An
  * item whose row is zero or not finite is near to none.  ERR_USAGE if `item` has no row. */

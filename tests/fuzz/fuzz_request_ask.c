@@ -29,8 +29,8 @@ static void check(const request_ask *r) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     static status (*const readers[])(arena *, const char *, size_t, request_ask *) = {
-        request_recommend_read, request_rank_read, request_rerank_read};
-    for (int i = 0; i < 3; i++) {
+        request_recommend_read, request_rank_read, request_rerank_read, request_similar_read};
+    for (int i = 0; i < 4; i++) {
         request_ask r;
         arena a;
         arena_init(&a, 1024);

@@ -40,6 +40,22 @@ TEST(similar_items_are_the_nearest_by_cosine) {
     float second = cosine[1];
     CHECK_OK(similar_items(&table, 7, is_allowed, 2, best, cosine, &n));
     CHECK(n == 2 && cosine[1] == second);
+    /* Several items: the cosine with the sum of their unit vectors; of a pair it is symmetric. */
+    float both[8], one[8], other[8];
+    CHECK_OK(similar_direction(&table, (const int32_t[]){6, 20}, 2, both));
+    CHECK_OK(item_table_read(&table, 6, 1, one));
+    CHECK_OK(item_table_read(&table, 20, 1, other));
+    double with_one = 0, with_other = 0, size = 0, one_size = 0, other_size = 0;
+    for (int d = 0; d < 8; d++) {
+        with_one += (double)both[d] * (double)one[d];
+        with_other += (double)both[d] * (double)other[d];
+        size += (double)both[d] * (double)both[d];
+        one_size += (double)one[d] * (double)one[d];
+        other_size += (double)other[d] * (double)other[d];
+    }
+    with_one /= sqrt(size * one_size);
+    with_other /= sqrt(size * other_size);
+    CHECK(fabs(with_one - with_other) < 1e-5 && with_one > 0.1);
     CHECK_FAILS(similar_items(&table, V + 1, NULL, 2, best, cosine, &n), ERR_USAGE, "no row");
     CHECK_FAILS(similar_items(&table, 0, NULL, 2, best, cosine, &n), ERR_USAGE, "no row");
     item_table_fini(&table);

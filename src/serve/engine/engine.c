@@ -612,6 +612,40 @@ status engine_make_items(engine_answer *a) {
     return job_answer(j);
 }
 
+typedef struct similar_call {
+    const engine_request *r;
+    engine_answer *out;
+} similar_call;
+
+static status answer_similar(served *m, void *ctx) {
+    const similar_call *c = ctx;
+    c->out->memory->model = m;
+    served_keep(m);
+    snprintf(c->out->version, sizeof c->out->version, "%s", m->version_text);
+    return job_similar(c->out, c->r);
+}
+
+/* A CPU needs no turn: the rows of a model that is loaded do not change. */
+status engine_similar(engine *e, const engine_request *r, engine_answer *out) {
+    similar_call c = {r, out};
+    served *m;
+    *out = (engine_answer){0};
+    if (r->n_candidates == 0 || r->top_k < 1 || r->top_k > ENGINE_MAX_K)
+        return fail(ERR_USAGE, "give items, and a top_k from 1 to %d", ENGINE_MAX_K);
+    TRY(keep_model(e, r->model, &m));
+    status st = MEM_NEW(&out->memory, 1);
+    if (st == OK) {
+        arena_init(&out->memory->arena, 1 << 14);
+        snprintf(out->model, sizeof out->model, "%s", e->models[r->model].slot[0]->name);
+        st = served_checked(m);
+    }
+    if (st == OK)
+        st = m->compute.be->is_host ? answer_similar(m, &c)
+                                    : call_slot(e, r->model, answer_similar, &c);
+    served_drop(m);
+    return st;
+}
+
 static void release_memory(struct engine_answer_memory *memory) {
     if (memory == NULL) return;
     served_drop(memory->model);

@@ -276,6 +276,12 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
  * was called, on any thread.  Nothing is done for other answers.  Fails for lack of memory. */
 status engine_make_items(engine_answer *a);
 
+/* Answers with the top_k items most similar to the request's candidates, under its rules; the score
+ * is the cosine of the model's embeddings, with several candidates that of the sum of their unit
+ * vectors.  Items the model does not know count in n_unknown; FROM_NOTHING: it knows none.  On a
+ * GPU it takes turns with batches.  *out must be released, whatever the outcome. */
+status engine_similar(engine *e, const engine_request *r, engine_answer *out);
+
 /* Whether a request is admitted now, by the average cost of one: cheap, and without looking at its
  * ids.  False: *out is an answer that says why, counted like any other; release it. */
 bool engine_has_time(engine *e, const engine_request *r, engine_answer *out);

@@ -502,6 +502,30 @@ static status answer_items(job *j) {
     return OK;
 }
 
+status job_similar(engine_answer *answer, const engine_request *r) {
+    static const char *const columns[] = {"score"};
+    served *m = answer->memory->model;
+    job j = {.out = answer, .m = m, .arena = &answer->memory->arena};
+    window w = {.m = m};
+    uint32_t *item;
+    size_t n = r->n_candidates, k = (size_t)r->top_k;
+    TRY(ARENA_NEW_RAW(j.arena, &item, n));
+    TRY(ARENA_NEW_RAW(j.arena, &w.seen, n));
+    TRY(ARENA_NEW_RAW(j.arena, &j.q.item, k));
+    TRY(ARENA_NEW_RAW(j.arena, &j.q.score, k));
+    TRY(read_ids(&j, r->candidates, n, "items", item));
+    for (size_t i = 0; i < n; i++)
+        if (item[i] > 0 && m->infer.table.items.row[item[i]] >= 0)
+            w.seen[w.n_seen++] = m->infer.table.items.row[item[i]];
+    j.q.k = r->top_k;
+    TRY(read_filters(&j, r, &w));
+    if (w.n_seen > 0) TRY(infer_similar(&m->infer, j.arena, &j.q));
+    answer->source = w.n_seen > 0 ? ENGINE_FROM_MODEL : ENGINE_FROM_NOTHING;
+    answer->columns = columns;
+    answer->n_columns = 1;
+    return answer_items(&j);
+}
+
 /* A number that is less for candidates that come first: by value downwards, those without one last;
  * of equal ones the first given comes first, as the sort is stable. */
 static uint64_t order_key(float value) {

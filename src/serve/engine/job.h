@@ -77,6 +77,10 @@ static inline int32_t job_tokens(const job *j) {
     return j->n_tokens + (n < most ? n : most) + 1;
 }
 
+/* Answers, for an answer that has its model, with the top_k items most similar to the candidates of
+ * a request, under its rules; not waiting for anything.  ERR_USAGE: what is wrong with them. */
+status job_similar(engine_answer *answer, const engine_request *r);
+
 /* Writes the answer's items from the job's results: best first for recommend and for rank with
  * top_k, else in the order of the candidates. */
 status job_answer(job *j);

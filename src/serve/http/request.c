@@ -315,6 +315,36 @@ static status read_ask(arena *a, const char *body, size_t n, engine_task task, r
     return OK;
 }
 
+/* "item": one of "items". */
+static status read_one(const place *p, const json_value *v) {
+    engine_id *id;
+    TRY(ARENA_NEW(p->a, &id, 1));
+    set_list(p, id, 1);
+    return id_of(v, v->key, id);
+}
+
+static const member similar_members[] = {
+    {"items", read_ids, LIST_AT(ask.candidates, ask.n_candidates)},
+    {"item", read_one, LIST_AT(ask.candidates, ask.n_candidates)},
+    {"top_k", read_top_k, .at = 0},
+    RULE("exclude", AT(has_rules)),
+    RULES(AT(has_rules)),
+    {"model", read_model, AT(model)},
+    {0},
+};
+
+status request_similar_read(arena *a, const char *body, size_t n, request_ask *out) {
+    const json_value *root;
+    *out = (request_ask){.ask.task = ENGINE_RECOMMEND, .top_k = DEFAULT_K};
+    TRY(read_object(a, body, n, &root));
+    TRY(read_members(a, root, similar_members, true, out));
+    if (out->ask.n_candidates == 0 || (json_member(root, "item") && json_member(root, "items")))
+        return fail(ERR_USAGE, "give \"item\", an id, or \"items\", a list of ids");
+    out->ask.rules = out->has_rules ? root : NULL;
+    out->ask.top_k = (int32_t)out->top_k;
+    return OK;
+}
+
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out) {
     TRY(read_ask(a, body, n, ENGINE_RECOMMEND, out));
     if (out->ask.n_candidates == 0) return OK;

@@ -31,6 +31,8 @@ typedef struct request_ask {
 
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out);
 status request_rank_read(arena *a, const char *body, size_t n, request_ask *out);
+/* POST /v1/similar: the items are the candidates. */
+status request_similar_read(arena *a, const char *body, size_t n, request_ask *out);
 status request_rerank_read(arena *a, const char *body, size_t n, request_ask *out);
 
 /* POST /v1/events: one user's events, or {"users": [{"user", "events"}, ...]}. */

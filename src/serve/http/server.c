@@ -39,6 +39,7 @@ typedef struct route {
 static const route routes[] = {
     {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_ask, KEY_READ},
     {"POST", "v1/rank", ROUTE_RANK, serve_ask, KEY_READ},
+    {"POST", "v1/similar", ROUTE_SIMILAR, serve_similar, KEY_READ | ON_WORKER},
     {"POST", "rerank", ROUTE_RERANK, serve_ask, KEY_READ},
     {"POST", "v1/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
     {"POST", "v2/rerank", ROUTE_RERANK, serve_ask, KEY_READ},

@@ -1,5 +1,5 @@
-/* /v1/recommend, /v1/rank and /rerank: read, ask the engine, write the answer and, where it is
- * asked for, the reasons. */
+/* /v1/recommend, /v1/rank, /rerank and /v1/similar: read, ask the engine, write the answer and,
+ * where it is asked for, the reasons. */
 #include <math.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -217,17 +217,26 @@ static void write_vector(json_writer *w, const engine_answer *a) {
     json_array_close(w);
 }
 
-static status write_answer(const asking *q) {
+static void write_answerer(json_writer *w, const asking *q) {
     const engine_answer *a = &q->answer;
-    json_writer *w = call_begin(q->c);
-    status st = OK;
     JSON_FIELDS(w, FIELD("request_id", q->c->id), FIELD("model", a->model),
                 FIELD("model_version", a->version), FIELD("source", source_name(a->source)));
-    if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
+}
+
+static void write_items(json_writer *w, const asking *q) {
     json_key_array(w, "items");
     for (size_t i = 0; i < q->n_items; i++)
         write_item(w, q, q->item[i]);
     json_array_close(w);
+}
+
+static status write_answer(const asking *q) {
+    const engine_answer *a = &q->answer;
+    json_writer *w = call_begin(q->c);
+    status st = OK;
+    write_answerer(w, q);
+    if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
+    write_items(w, q);
     if (q->r.ask.wants_vector && a->vector != NULL) write_vector(w, a);
     if (q->r.wants_why) st = explain(q->c->s, &q->r, a, q->model, w);
     write_facts(w, q);
@@ -534,4 +543,25 @@ void serve_ask(call *c) {
     if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
     if (q->r.n_events > 0) st = take_events(q);
     st == OK ? submit(q) : call_fail_status(c, st);
+}
+
+static status answer_similar(asking *q) {
+    call *c = q->c;
+    TRY(engine_similar(c->s->engine, &q->r.ask, &q->answer));
+    TRY(order_items(q));
+    snprintf(c->model, sizeof c->model, "%s", q->answer.model);
+    write_answerer(call_begin(c), q);
+    write_items(&c->w, q);
+    json_key_int(&c->w, "unknown_items", (int64_t)q->answer.n_unknown);
+    return call_finish(c, OK);
+}
+
+void serve_similar(call *c) {
+    asking q = {.c = c};
+    status st = request_similar_read(&c->memory, c->x->body, c->x->n_body, &q.r);
+    if (st == OK && (q.r.ask.model = call_find_model(c, q.r.model)) < 0) return;
+    if (st == OK) st = answer_similar(&q);
+    engine_answer a = q.answer; /* the call ends with its answer */
+    call_answer(c, st);
+    engine_answer_release(&a);
 }

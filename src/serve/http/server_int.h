@@ -21,6 +21,7 @@
 #define ROUTES(X)                                                                                  \
     X(RECOMMEND, "/v1/recommend")                                                                  \
     X(RANK, "/v1/rank")                                                                            \
+    X(SIMILAR, "/v1/similar")                                                                      \
     X(RERANK, "/rerank")                                                                           \
     X(EVENTS, "/v1/events")                                                                        \
     X(USERS, "/v1/users")                                                                          \
@@ -153,6 +154,7 @@ void call_later(call *c, void (*fn)(void *call));
 
 /* The routes. */
 void serve_ask(call *c); /* recommend, rank and rerank */
+void serve_similar(call *c);
 void serve_infer(call *c);
 void serve_events(call *c);
 void serve_get_user(call *c);

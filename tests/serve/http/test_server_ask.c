@@ -168,6 +168,50 @@ TEST(server_follows_rules) {
     rig_close(&r);
 }
 
+/* The nearest of one item in order, under the rules of recommend; of two items neither is listed.
+ */
+TEST(server_lists_similar_items) {
+    rig r;
+    arena a;
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    const json_value *v = rig_json(&r, &a, "POST", "/v1/similar", "{\"item\": 5, \"top_k\": 59}");
+    const json_value *all = json_member(v, "items");
+    CHECK_EQ(all->n_children, 59);
+    CHECK_STR(json_member(v, "source")->string, "model");
+    double last = 1.000001;
+    for (const json_value *i = all->first; i != NULL; i = i->next) {
+        CHECK(json_number(i, "item") != 5 && json_member(i, "score")->number <= last);
+        last = json_member(i, "score")->number;
+    }
+    char body[160];
+    int64_t best = json_number(json_at(all, 0), "item"),
+            third = json_number(json_at(all, 2), "item");
+    snprintf(body, sizeof body,
+             "{\"items\": [5], \"top_k\": 2, \"deny\": [%d], \"pin\": [%d], \"model\": \"toy\"}",
+             (int)best, (int)third);
+    const json_value *two = json_member(rig_json(&r, &a, "POST", "/v1/similar", body), "items");
+    CHECK_EQ(two->n_children, 2);
+    CHECK_EQ(json_number(json_at(two, 0), "item"), third);
+    CHECK_EQ(json_number(json_at(two, 1), "item"), json_number(json_at(all, 1), "item"));
+    CHECK(json_member(json_at(two, 0), "score")->number ==
+          json_member(json_at(all, 2), "score")->number);
+    v = rig_json(&r, &a, "POST", "/v1/similar", "{\"items\": [5, \"no\", 9], \"top_k\": 60}");
+    CHECK_EQ(json_member(v, "items")->n_children, 58);
+    CHECK_EQ(json_number(v, "unknown_items"), 1);
+    v = rig_json(&r, &a, "POST", "/v1/similar", "{\"item\": \"no\"}");
+    CHECK_STR(json_member(v, "source")->string, "nothing");
+    CHECK_EQ(json_member(v, "items")->n_children, 0);
+    ask(&r, "POST", "/v1/similar", "{}", 400, "give \\\"item\\\"");
+    ask(&r, "POST", "/v1/similar", "{\"item\": 5, \"items\": [5]}", 400, "give \\\"item\\\"");
+    ask(&r, "POST", "/v1/similar", "{\"item\": 5, \"user\": 7}", 400, "'user' is not a member");
+    ask(&r, "POST", "/v1/similar", "{\"item\": 5, \"filter\": \"year > 3\"}", 400, "filter: ");
+    ask(&r, "POST", "/v1/similar", "{\"item\": 5, \"model\": \"x\"}", 404, "no model");
+    arena_fini(&a);
+    rig_close(&r);
+}
+
 /* An answer counts what it was made from. */
 TEST(server_tells_what_an_answer_is_made_from) {
     rig r;
