@@ -176,7 +176,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
 
-.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs clean install uninstall deb gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -382,6 +382,15 @@ check: hstu
 
 docs: hstu
 	./hstu train --help-config=markdown > docs/config.md
+
+# The documents as a site in build/site; a dead link fails.  The packages are kept in build/site-python.
+SITE_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocs-same-dir==0.1.5 mkdocstrings-python==2.0.11
+build/site-python/bin/mkdocs:
+	python3 -m venv build/site-python
+	build/site-python/bin/pip install -q --timeout 15 --retries 1 $(SITE_PACKAGES)
+
+site: build/site-python/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $< build -q --strict
 
 # Every op, model and golden vector on a GPU, in every precision with a fixed order of sums; --fast repeats the
 # two precisions that have other kernels without one.

@@ -238,6 +238,13 @@ doc_paths() {
     done
 }
 
+# Prose of the documents, outside of code, tables, pictures and quoted messages.
+long_prose() {
+    for doc in README.md CONTRIBUTING.md SECURITY.md docs/*.md docs/*/*.md; do
+        LC_ALL=C.UTF-8 sed -n '/^ *```/,/^ *```/d; /^[|!<>]/d; s/^\(.\{60\}\).\{61,\}/\1.../p' "$doc" | sed "s|^|$doc: over 120 characters: |"
+    done
+}
+
 # Every route of the server stands in the table of docs/serving.md: NAME, ID and V for *, [/part] where it may be left out.
 route_doc() {
     grep -oE '`[^`]*`' docs/serving.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
@@ -284,6 +291,7 @@ else
     skip "lint: clang-tidy, gcc -fanalyzer" "they are not here"
 fi
 rule "documents of the code name files that exist" doc_paths
+rule "no line of prose over 120 characters" long_prose
 rule "docs/serving.md names every route" route_doc
 rule "docs/config.md is what the option table says" config_doc
 registers

@@ -509,6 +509,17 @@ run_tensorboard() {
     beside "$label" $python tests/profile/tensorboard.py build/release/hstu
 }
 
+# A link that leads nowhere, or an anchor that is not there, ends the build of the site.
+run_site() {
+    local label="make site: the documents' links"
+    if [ ! -x build/site-python/bin/mkdocs ]; then
+        [ "${HSTU_INSTALL:-1}" = 0 ] && skip "$label" "HSTU_INSTALL=0: nothing is installed" && return
+        make --no-print-directory build/site-python/bin/mkdocs >"$LOGS/site.log" 2>&1 ||
+            { skip "$label" "Python's package mkdocs cannot be had here ($LOGS/site.log)" && return; }
+    fi
+    beside "$label" make --no-print-directory site
+}
+
 checks() {
     local counts rules="rules of the code"
     after build_release build_asan build_tsan build_minimal || return
@@ -525,6 +536,7 @@ checks() {
         beside "docs/serving.md, followed" bash tests/serving.sh
         beside "kill -9 of a server, $SERVE_CRASHES times" tools/serve_crash.sh --n "$SERVE_CRASHES"
     fi
+    run_site
     beside "make install, use, make uninstall" bash tests/install.sh
     beside "docs/guide.md, followed" bash tests/guide.sh
     beside "docs/own-data.md, followed" bash tests/guide.sh build/release/hstu docs/own-data.md

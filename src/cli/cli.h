@@ -111,20 +111,22 @@ extern const command bench_commands[], mask_commands[], plan_commands[], state_c
     COMMAND(compare, "compare runs")                                                               \
     COMMAND(recommend, "recommend items to users")                                                 \
     COMMAND(score, "score given items for users")                                                  \
+    COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
+    COMMAND(import, "import checkpoints and embedding tables")                                     \
+    HEADING("Serve")                                                                               \
     COMMAND(build, "package a run for serving")                                                    \
     COMMAND(serve, "serve models over HTTP")                                                       \
     COMMAND(state, "check, back up, restore or recover a server's state")                          \
-    COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
-    COMMAND(import, "import checkpoints and embedding tables")                                     \
-    COMMAND(encode, "run a BERT-family encoder without padding")                                   \
     HEADING("Machine")                                                                             \
+    COMMAND(doctor, "check this machine and list what is missing")                                 \
+    COMMAND(launch, "run a command and restart it when it fails")                                  \
+    HEADING("Laboratory")                                                                          \
+    COMMAND(encode, "run a BERT-family encoder without padding")                                   \
     COMMAND(mask, "show an attention mask")                                                        \
     COMMAND(plan, "show, run and time fusion plans")                                               \
     COMMAND(tune, "search for the fastest fusion plan")                                            \
     COMMAND(bench, "run benchmarks")                                                               \
-    COMMAND(profile, "profile a command")                                                          \
-    COMMAND(launch, "run a command and restart it when it fails")                                  \
-    COMMAND(doctor, "check this machine and list what is missing")
+    COMMAND(profile, "profile a command")
 
 #define COMMAND_DECLARE(name, summary) status cmd_##name(int argc, char **argv);
 #define COMMAND_NOTHING(title)
