@@ -149,8 +149,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         OPT_INT("--min-item-events", &r->min_item_events, "K", 0, UINT32_MAX,
                 "The same for items; both together give a k-core."),
         OPT_TEXT("--items", &r->items, "FILE",
-                 "csv, jsonl, parquet: titles and features of items, a CSV or .jsonl file with a "
-                 "header; all its items join the catalogue."),
+                 "csv, jsonl, parquet: titles and features of items, a CSV file with a header, "
+                 ".jsonl or Parquet; all its items join the catalogue."),
         OPT_TEXT("--items-id", &r->items_id, "COL", "Its id column (default: item_id, id, ...)."),
         OPT_TEXT("--items-title", &r->items_title, "COL",
                  "Its title column (default: title, name, ...)."),
@@ -164,8 +164,8 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
         OPT_TEXT("--item-vector-ids", &r->item_vector_ids, "FILE",
                  "The item id of each vector, one per line (default: the rows of --items)."),
         OPT_TEXT("--users", &r->users, "FILE",
-                 "csv, jsonl, parquet: contextual features of users, a CSV or .jsonl file with a "
-                 "header."),
+                 "csv, jsonl, parquet: contextual features of users, a CSV file with a header, "
+                 ".jsonl or Parquet."),
         OPT_TEXT("--users-id", &r->users_id, "COL", "Its id column (default: user_id, id, ...)."),
         OPT_TEXT("--user-features", &r->user_features, "COL,...",
                  "Its columns that become features (default: all but the id)."),

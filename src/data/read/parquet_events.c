@@ -98,6 +98,20 @@ static size_t format_uuid(const char *bytes, char out[40]) {
     return used;
 }
 
+status parquet_put_value(buf *out, const parquet_column *c, const parquet_data *from, size_t i) {
+    char uuid[40];
+    if (c->meaning == MEANS_UUID)
+        return buf_append(out, uuid, format_uuid(from->texts[i].bytes, uuid));
+    if (parquet_is_text(c)) return buf_append(out, from->texts[i].bytes, from->texts[i].n_bytes);
+    if (c->type == PARQUET_FLOAT || c->type == PARQUET_DOUBLE) {
+        double value = from->doubles[i];
+        bool is_whole = fabs(value) <= max_exact && value == trunc(value);
+        return buf_printf(out, "%.*g", is_whole ? 17 : c->type == PARQUET_FLOAT ? 7 : 15, value);
+    }
+    return c->meaning == MEANS_UNSIGNED ? buf_printf(out, "%" PRIu64, (uint64_t)from->ints[i])
+                                        : buf_printf(out, "%" PRId64, from->ints[i]);
+}
+
 static status ids_from_texts(const converter *c, const parquet_text *text, size_t n, uint32_t *out,
                              size_t *n_done) {
     char uuid[40];

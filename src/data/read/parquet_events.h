@@ -6,6 +6,7 @@
  * dictionary page are numbered once, at their first use. */
 #pragma once
 
+#include "base/text.h"
 #include "data/build/builder.h"
 #include "data/read/csv.h"
 #include "format/parquet_page.h"
@@ -43,6 +44,9 @@ status events_worker_read(events_worker *w, const events_file *file, const event
 
 /* Whether a column of this type can have the role; ERR_UNSUPPORTED names both. */
 status events_check_role(const parquet_column *c, event_role role);
+
+/* Value i of some as the text that a csv would have. */
+status parquet_put_value(buf *out, const parquet_column *c, const parquet_data *from, size_t i);
 
 static inline bool parquet_is_text(const parquet_column *c) {
     return c->type == PARQUET_BYTE_ARRAY || c->type == PARQUET_FIXED;

@@ -83,13 +83,11 @@ static status put_cell(sample *s, int row, int col, const char *text, size_t n) 
 
 static status put_value(sample *s, int row, int col, const parquet_column *c,
                         const parquet_data *from, size_t i) {
-    char text[40];
-    if (parquet_is_text(c))
-        return put_cell(s, row, col, from->texts[i].bytes, from->texts[i].n_bytes);
-    bool is_double = c->type == PARQUET_FLOAT || c->type == PARQUET_DOUBLE;
-    int n = is_double ? snprintf(text, sizeof text, "%.15g", from->doubles[i])
-                      : snprintf(text, sizeof text, "%lld", (long long)from->ints[i]);
-    return put_cell(s, row, col, text, (size_t)n);
+    buf text = {0};
+    status st = parquet_put_value(&text, c, from, i);
+    if (st == OK) st = put_cell(s, row, col, buf_str(&text), text.n_bytes);
+    buf_fini(&text);
+    return st;
 }
 
 /* The first values of a column.  Those of ids show only whether they are texts, which the type

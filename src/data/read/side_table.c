@@ -1,16 +1,18 @@
 /* Titles and content of items and features of users from side files of their own: --items and
  * --users.
  *
- * csv or JSON lines, by the ending of the name.  Columns of items become content features, columns
- * of users contextual ones. */
+ * Parquet, JSON lines by the ending of the name, or csv.  Columns of items become content features,
+ * columns of users contextual ones. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/text.h"
 #include "data/read/jsonl.h"
+#include "data/read/parquet_events.h"
 #include "data/read/source_job.h"
 #include "data/read/table_source.h"
 
@@ -21,6 +23,7 @@ typedef struct side_rows {
     const char *name; /* of the file, for messages */
     csv_format format;
     const struct json_paths *paths; /* JSON lines: the columns; NULL: csv */
+    struct side_parquet *parquet;   /* Parquet: the columns; or NULL */
     int position[SIDE_MAX_WANTED];  /* csv: of each column */
     int n_columns, n_needed;
     const content_spec
@@ -195,6 +198,90 @@ static status read_blocks(side_reader *r, blocks *b) {
     }
 }
 
+/* A wanted column of a Parquet file. */
+typedef struct side_column {
+    parquet_column column;
+    parquet_reader reader;
+    parquet_chunk *chunk; /* (n_groups) */
+    size_t n_groups, capacity;
+    parquet_batch batch; /* entries that were read, and how far they are taken: */
+    size_t entry, value;
+    buf cell; /* of the row in hand */
+} side_column;
+
+typedef struct side_parquet {
+    parquet_file file;
+    side_column column[SIDE_MAX_WANTED]; /* (n_columns of the rows) */
+    int n_columns;
+    uint64_t *rows; /* (n_groups) */
+    size_t capacity;
+} side_parquet;
+
+static status peek_entry(side_column *c, bool *has_entry) {
+    *has_entry = c->entry < c->batch.n || c->reader.n_left > 0;
+    if (c->entry < c->batch.n || !*has_entry) return OK;
+    c->entry = c->value = 0;
+    return parquet_reader_next(&c->reader, PARQUET_BATCH, &c->batch);
+}
+
+static status take_entry(side_column *c) {
+    const parquet_batch *b = &c->batch;
+    size_t i = c->entry++, begin = c->cell.n_bytes;
+    if (b->define != NULL && b->define[i] < c->column.max_define) return OK;
+    size_t v = c->value++;
+    TRY(parquet_put_value(&c->cell, &c->column,
+                          b->index != NULL ? &c->reader.dictionary.data : &b->data,
+                          b->index != NULL ? b->index[v] : v));
+    size_t n = c->cell.n_bytes - begin;
+    if (n > 0 &&
+        (memchr(c->cell.data + begin, '\0', n) != NULL || !utf8_is_valid(c->cell.data + begin, n)))
+        return fail(ERR_FORMAT, "%s: the value is not UTF-8 text", c->column.name);
+    return c->column.max_repeat > 0 ? buf_char(&c->cell, CONTENT_SEPARATOR) : OK;
+}
+
+/* The next row's cell: a list as its elements, nothing for a null. */
+static status take_cell(side_column *c) {
+    bool has_entry, is_first = true;
+    buf_clear(&c->cell);
+    TRY(peek_entry(c, &has_entry));
+    if (!has_entry) return fail(ERR_FORMAT, "%s: the column has too few rows", c->column.name);
+    while (has_entry && (is_first || (c->batch.repeat != NULL && c->batch.repeat[c->entry] != 0))) {
+        TRY(take_entry(c));
+        TRY(peek_entry(c, &has_entry));
+        is_first = false;
+    }
+    return OK;
+}
+
+static status read_parquet_row(side_reader *r, side_parquet *p) {
+    for (int i = 0; i < p->n_columns; i++) {
+        side_column *c = &p->column[i];
+        TRY(take_cell(c));
+        (void)buf_str(&c->cell);
+        r->wanted[i] = (csv_field){c->cell.n_bytes > 0 ? c->cell.data : NULL, c->cell.n_bytes};
+    }
+    return r->is_items ? add_item(r, r->wanted) : add_user(r, r->wanted);
+}
+
+static status read_parquet_rows(side_reader *r, side_parquet *p) {
+    uint64_t number = 0;
+    for (size_t g = 0; g < p->column[0].n_groups; g++) {
+        for (int i = 0; i < p->n_columns; i++) {
+            side_column *c = &p->column[i];
+            c->batch = (parquet_batch){0};
+            c->entry = c->value = 0;
+            TRY(parquet_reader_open(&c->reader, &p->file, &c->column, &c->chunk[g]));
+        }
+        for (uint64_t row = 0; row < p->rows[g]; row++) {
+            status st = read_parquet_row(r, p);
+            number++;
+            if (st != OK)
+                return fail_prefix(st, "%s: row %llu", r->rows->name, (unsigned long long)number);
+        }
+    }
+    return OK;
+}
+
 /* Reads the rows on this thread: of users with these features, or where there are none of items.
  */
 static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
@@ -205,7 +292,7 @@ static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
     for (int i = 0; i < rows->n_content; i++)
         TRY(builder_add_content(job->build, &rows->content[i], &r.feature[i]));
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
-    status st = read_blocks(&r, b);
+    status st = rows->parquet != NULL ? read_parquet_rows(&r, rows->parquet) : read_blocks(&r, b);
     buf_fini(&r.text);
     buf_fini(&r.list);
     mem_free(r.fields);
@@ -488,24 +575,113 @@ static status read_rows(side_table *t, blocks *b) {
     return side_rows_read(t->job, b, &t->rows, t->is_items ? NULL : features);
 }
 
-static status read_table(side_table *t) {
+/* Whether a column can be a feature without being asked for. */
+static bool is_readable(const side_table *t, const parquet_file *f, const char *name) {
+    parquet_column c;
+    bool is_found;
+    if (strncmp(name, "__index_level_", 14) == 0) return false; /* of pandas: the row's number */
+    status st = parquet_find_column(f, name, &c, &is_found);
+    bool is_vector = st == OK && c.max_repeat > 0 &&
+                     (c.type == PARQUET_FLOAT || c.type == PARQUET_DOUBLE || !t->is_items);
+    if (is_vector)
+        log_info("note: %s: %s has lists%s and is left out", t->path, c.name,
+                 t->is_items ? " of floats (vectors are for --item-vectors)" : "");
+    else if (st != OK)
+        log_info("note: %s is left out", status_reason());
+    return st == OK && is_found && !is_vector;
+}
+
+static status read_names(side_table *t, const parquet_file *f) {
+    sample *s = &t->first;
+    int n = 0;
+    TRY(parquet_get_names(f, &s->memory, &s->name, &s->n_columns));
+    s->has_names = true;
+    for (int i = 0; i < s->n_columns; i++)
+        if (is_readable(t, f, s->name[i])) s->name[n++] = s->name[i];
+    s->n_columns = n;
+    return OK;
+}
+
+typedef struct chunk_list {
+    side_parquet *p;
+    side_column *c;
+} chunk_list;
+
+static status add_chunk(void *ctx, const parquet_group *g) {
+    const chunk_list *l = ctx;
+    TRY(MEM_RESERVE(&l->c->chunk, &l->c->capacity, l->c->n_groups + 1));
+    TRY(MEM_RESERVE(&l->p->rows, &l->p->capacity, l->c->n_groups + 1));
+    l->c->chunk[l->c->n_groups] = *g->chunk;
+    l->p->rows[l->c->n_groups++] = g->n_rows;
+    return OK;
+}
+
+static status open_side_column(side_table *t, side_parquet *p, int i) {
+    side_column *c = &p->column[p->n_columns++];
+    bool is_found;
+    TRY(parquet_reader_init(&c->reader));
+    TRY(parquet_find_column(&p->file, t->first.name[t->column[i]], &c->column, &is_found));
+    if (c->column.max_repeat > 0 && i < t->n_columns - t->n_content)
+        return fail(ERR_FORMAT, "%s: %s has lists, not values", t->path, c->column.name);
+    return parquet_read_groups(&p->file, &c->column, 1, add_chunk, &(chunk_list){p, c});
+}
+
+static status read_parquet_columns(side_table *t, side_parquet *p) {
+    const char *features[CONTEXT_MAX];
+    TRY(parquet_file_open(&p->file, t->path));
+    TRY(read_names(t, &p->file));
+    TRY(choose(t));
+    for (int i = 0; i < t->n_columns; i++)
+        TRY(open_side_column(t, p, i));
+    t->rows.parquet = p;
+    for (int i = 0; i < CONTEXT_MAX; i++)
+        features[i] = t->feature[i];
+    return side_rows_read(t->job, NULL, &t->rows, t->is_items ? NULL : features);
+}
+
+static status read_side_parquet(side_table *t) {
+    side_parquet *p;
+    TRY(MEM_NEW(&p, 1));
+    p->file.fd = -1;
+    status st = read_parquet_columns(t, p);
+    for (int i = 0; i < p->n_columns; i++) {
+        parquet_reader_fini(&p->column[i].reader);
+        buf_fini(&p->column[i].cell);
+        mem_free(p->column[i].chunk);
+    }
+    parquet_file_close(&p->file);
+    MEM_FREE(p->rows, p);
+    return st;
+}
+
+static status read_text_table(side_table *t) {
     input *in;
     blocks *b = NULL;
     blocks_options options = {0};
     TRY(input_open(&in, t->path));
     t->is_json = has_ending(t->path, json_endings);
-    sample_init(&t->first, t->path);
-    t->first.has_lists = t->is_items;
     status st = blocks_create(&b, in, &options, 1);
     if (st == OK) st = read_rows(t, b);
-    sample_fini(&t->first);
     blocks_destroy(b);
     input_close(in);
-    if (st != ERR_FORMAT || strstr(status_reason(), "this is a Parquet file") == NULL) return st;
-    return fail(ERR_FORMAT,
-                "%s: this is a Parquet file; %s takes CSV or JSON lines. Write it as such, as with "
-                "pandas: pd.read_parquet(...).to_json('table.jsonl', orient='records', lines=True)",
-                t->path, t->is_items ? "--items" : "--users");
+    return st;
+}
+
+/* By its first bytes, whatever its name. */
+static bool is_parquet(const char *path) {
+    char magic[4];
+    FILE *f = file_exists(path) ? fopen(path, "rb") : NULL; /* a pipe is read once */
+    bool is_it = f != NULL && fread(magic, 1, 4, f) == 4 && memcmp(magic, "PAR1", 4) == 0;
+    if (f != NULL) fclose(f);
+    return is_it;
+}
+
+static status read_table(side_table *t) {
+    sample_init(&t->first, t->path);
+    t->first.has_lists = t->is_items;
+    status st = is_parquet(t->path) ? read_side_parquet(t) : read_text_table(t);
+    sample_fini(&t->first);
+    return st;
 }
 
 status job_read_side_tables(source_job *job) {
