@@ -1,9 +1,9 @@
-"""Builds libhstu.so with make and puts it into the wheel.
+"""Builds libhstu.so and the program hstu with make and puts them into the wheel, with the configs that the program looks for.
 
-The library is built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and
-for any CPU of the architecture (ARCH=), so it needs the C library alone, with CUDA that of C++, too, and cuBLASLt
+They are built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and
+for any CPU of the architecture (ARCH=), so they need the C library alone, with CUDA that of C++, too, and cuBLASLt
 where a GPU is used.  The wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
-library that is there already; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
+library that is there already, and the program beside it; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
 is not in it."""
 import os
 import platform
@@ -26,20 +26,24 @@ def version():
         return re.search(r'^__version__ = "([^"]+)"', f.read(), re.M).group(1)
 
 
-def build_library():
+def build():
+    """The folder with libhstu.so and hstu."""
     if GIVEN:
-        return os.path.abspath(GIVEN)
-    path = "build/wheel/libhstu.so"
-    jobs = f"-j{os.cpu_count() or 1}"
-    subprocess.check_call(["make", jobs, "B=build/wheel", "MINIMAL=cuda", "ARCH=", path], cwd=ROOT)
-    return os.path.join(ROOT, path)
+        return os.path.dirname(os.path.abspath(GIVEN))
+    place, jobs = "build/wheel", f"-j{os.cpu_count() or 1}"
+    subprocess.check_call(["make", jobs, f"B={place}", "MINIMAL=cuda", "ARCH=", f"{place}/libhstu.so", f"{place}/hstu"], cwd=ROOT)
+    return os.path.join(ROOT, place)
 
 
 class BuildWithLibrary(build_py):
     def run(self):
         super().run()
         if not getattr(self, "editable_mode", False):
-            shutil.copy(build_library(), os.path.join(self.build_lib, "hstu", "libhstu.so"))
+            place, package = build(), os.path.join(self.build_lib, "hstu")
+            shutil.copy(os.path.join(place, "libhstu.so"), package)
+            os.makedirs(os.path.join(package, "bin"), exist_ok=True)
+            shutil.copy(os.path.join(place, "hstu"), os.path.join(package, "bin"))
+            shutil.copytree(os.path.join(ROOT, "configs"), os.path.join(package, "bin", "configs"), dirs_exist_ok=True)
 
 
 class PlatformWheel(bdist_wheel):

@@ -6,7 +6,7 @@ import ctypes
 import operator
 import os
 import time
-from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
+from ctypes import (POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
                     c_void_p)
 
 
@@ -40,6 +40,8 @@ class NumericError(Error, ValueError):
 
 _BY_STATUS = {1: UsageError, 2: ConfigError, 3: MemoryError, 4: OSError, 5: FormatError, 6: UnsupportedError,
               7: DeviceError, 8: KeyboardInterrupt, 9: NumericError}
+for _error in (Error, *Error.__subclasses__()):
+    _error.__module__ = "hstu"
 
 
 class DataInfo(Structure):
@@ -55,15 +57,6 @@ class History(Structure):
 class ModelInfo(Structure):
     _fields_ = [("users", c_uint64), ("items", c_uint64), ("parameters", c_int64), ("step", c_uint64), ("dim", c_int32),
                 ("item_dim", c_int32), ("n_scores", c_int32), ("is_retrieval", c_int32)]
-
-
-TrainCallback = CFUNCTYPE(c_int32, c_void_p, c_char_p)
-
-
-class TrainArgs(Structure):
-    _fields_ = [("config", c_char_p), ("overrides", POINTER(c_char_p)), ("n_overrides", c_int32), ("data", c_char_p),
-                ("run", c_char_p), ("device", c_char_p), ("epochs", c_int64), ("is_resume", c_int32),
-                ("has_validation", c_int32), ("callback", TrainCallback), ("ctx", c_void_p), ("stop", POINTER(c_int32))]
 
 
 _SIGNATURES = {
@@ -85,7 +78,6 @@ _SIGNATURES = {
     "hstu_model_encode": [c_void_p, c_void_p, c_uint64, c_void_p],
     "hstu_model_item_embeddings": [c_void_p, c_void_p],
     "hstu_model_similar": [c_void_p, c_uint32, c_int32, c_void_p, c_void_p],
-    "hstu_train": [POINTER(TrainArgs)],
 }
 _OTHERS = {
     "hstu_version": (c_char_p, []),

@@ -1,4 +1,5 @@
 """Prepared data sets."""
+import os
 from ctypes import c_int64, c_uint16, c_uint32, c_uint64, c_void_p
 from datetime import timezone
 
@@ -85,6 +86,13 @@ class Dataset(_Names):
         handle = c_void_p()
         _l.call("hstu_data_open", _l.reference(handle), _l.path_bytes(path))
         self._bind(handle)
+        self.path = os.fspath(path)
+
+    def __fspath__(self):
+        return self.path
+
+    def __repr__(self):
+        return f"<hstu.Dataset: {self.n_users:,} users, {self.n_items:,} items, {self.n_events:,} events>"
 
     def __len__(self):
         return self._info.users

@@ -74,24 +74,62 @@ def fails(kind, part, call):
 
 def train(data, run):
     events = []
-    last = hstu.train(f"{FOLDER}/m.gin", data=data, out=run, epochs=2, callback=events.append, device="cpu",
-                      overrides=["train_fn.learning_rate=1e-2"])
+    options = dict(epochs=2, callback=events.append, device="cpu", overrides=["train_fn.learning_rate=1e-2"])
+    done = hstu.train(f"{FOLDER}/m.gin", data=data, out=run, **options)
     check([e["event"] for e in events] == ["start", "epoch", "epoch", "done"], "events")
     log = [json.loads(line) for line in open(f"{run}/log.jsonl")]
-    check([e for e in log if e["event"] in ("start", "epoch", "done")] == events and last == events[-1], "the log")
+    check([e for e in log if e["event"] in ("start", "epoch", "done")] == events == done.log, "the log")
+    check(os.fspath(done) == run and done.last == events[-1] and "hr@10" in done.metrics and "step " in repr(done), "the run")
     check(events[1]["lr"] == 0.01, "the override")
-    stopped = hstu.train(None, data=data, out=run, epochs=9, resume=True, device="cpu",
-                         callback=lambda e: e["event"] != "epoch")
-    check(stopped["event"] == "epoch" and stopped["epoch"] == 2, "a callback that says stop")
+    resumed = dict(data=data, out=run, epochs=10**6, resume=True, device="cpu")
+    stopped = hstu.train(None, callback=lambda e: e["event"] != "epoch", **resumed)
+    check(stopped.last["event"] == "epoch" and stopped.last["epoch"] == 2, "a callback that says stop")
 
     def broken(event):
         raise RuntimeError("mine")
 
-    fails(RuntimeError, "mine", lambda: hstu.train(None, data=data, out=run, epochs=9, resume=True, device="cpu",
-                                                   callback=broken))
+    fails(RuntimeError, "mine", lambda: hstu.train(None, callback=broken, **resumed))
     fails(hstu.UsageError, "contains a run already", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu"))
-    fails(hstu.ConfigError, "unknown option 'train_fn.nothing'", lambda: hstu.train(f"{FOLDER}/m.gin", data, run, device="cpu",
-                                                        overrides=["train_fn.nothing=1"]))
+    fails(hstu.ConfigError, "unknown option 'train_fn.nothing'", lambda: hstu.train(
+        f"{FOLDER}/m.gin", data, run, device="cpu", overrides=["train_fn.nothing=1"]))
+
+
+def commands(data, run):
+    """Every option of a command, refused by name; results with types; frames in, where pandas and polars are there."""
+    fails(hstu.UsageError, "unknown option 'patiense'; did you mean 'patience'?", lambda: hstu.train(data=data, patiense=3))
+    fails(hstu.UsageError, "unknown option 'init_form'; did you mean 'init_from'?", lambda: hstu.train(data=data, init_form=run))
+    fails(hstu.UsageError, "--patience", lambda: hstu.train(data=data, patience=0))
+    fails(hstu.UsageError, "NUL", lambda: hstu.train(data=data, out="a\0b"))
+    fails(hstu.Error, "/nothing", lambda: hstu.evaluate("/nothing"))
+    best = hstu.train(f"{FOLDER}/m.gin", data, f"{run}-best", epochs=30, validate=True, patience=2, split="leave-two-out", seed=5,
+                      ranks=2, device="cpu")
+    check(best.last["event"] == "done" and best.last["best_by"] == "ndcg@10" and best.last["part"] == "test", "options")
+    warm = hstu.train(f"{FOLDER}/m.gin", hstu.Dataset(data), f"{run}-warm", init_from=best, epochs=1, device="cpu",
+                      overrides={"train_fn.random_seed": 7, "train_fn.dataset_name": "own"})
+    check(warm.log[0]["seed"] == 7, "bindings as a dict, a Run and a Dataset as paths")
+    e = hstu.evaluate(best, metrics=["HR@5", "MRR"], baselines=True, by="length", device="cpu")
+    line = json.loads(program("eval", f"{run}-best", "--metrics", "HR@5,MRR", "--device", "cpu", "--json"))
+    check(e.metrics == {k: line[k] for k in ("hr@5", "mrr")} and list(e.intervals["mrr"]) == line["intervals"]["mrr"], "evaluate")
+    check("popularity" in e.baselines and sum(g.users for g in e.groups) == e.users and e["mrr"] == e.metrics["mrr"], "its parts")
+    one, two = hstu.compare(done := f"{run}-best", best)
+    check(one.path == done and not one.differences and two.differences["mrr"].verdict == "unclear", "compare")
+    check("unclear" in repr(two) and "hr@5" not in repr(e) and "mrr" in repr(e), "reprs")
+    rows = "user,item,time,note\n" + "".join(f"{u},i{i},{1600000000 + 60 * i},x\n" for u in range(9) for i in range(u, u + 5))
+    with open(f"{FOLDER}/log.csv", "w") as f:
+        f.write(rows)
+    made = hstu.prep(f"{FOLDER}/log.csv", f"{FOLDER}/from-csv", min_user_events=2)
+    check((len(made), made.n_items, made.n_events) == (9, 13, 45) and "9 users" in repr(made), "prep of a path")
+    fails(hstu.UsageError, "did you mean 'min_user_events'", lambda: hstu.prep(f"{FOLDER}/log.csv", FOLDER, min_user_event=2))
+    for name in ("pandas", "polars"):
+        try:
+            library = __import__(name)
+        except ImportError:
+            continue
+        frame = library.read_csv(f"{FOLDER}/log.csv")
+        items = library.DataFrame({"item_id": [f"i{i}" for i in range(13)], "title": [f"Item, {i}" for i in range(13)]})
+        got = hstu.prep(frame, f"{FOLDER}/from-{name}", items=items, action_col="none")
+        check(got.history(3) == made.history(3) and got.title("i4") == "Item, 4", f"prep of a frame of {name}")
+        print(f"frames of {name} {library.__version__}")
 
 
 def data_set(data):
@@ -192,8 +230,8 @@ def misuse(data, run, users, items):
         fails(hstu.UsageError, f"time {wrong} is out of range", lambda: m.recommend(history=items[:1], times=[wrong]))
     fails(hstu.UsageError, "k 4294967301 is out of range", lambda: m.recommend(one, k=2**32 + 5))
     fails(hstu.UsageError, "k is 2147483647", lambda: m.recommend(users, k=2**31 - 1))
-    fails(hstu.UsageError, "epochs 18446744073709551617 is out of", lambda: hstu.train(None, data, run, epochs=2**64 + 1))
-    fails(hstu.UsageError, "not be negative", lambda: hstu.train(None, data, run, epochs=-1, resume=True))
+    fails(hstu.UsageError, "18446744073709551617 is out of range", lambda: hstu.train(None, data, run, epochs=2**64 + 1))
+    fails(hstu.UsageError, "-1 is out of range", lambda: hstu.train(None, data, run, epochs=-1, resume=True))
     copies((m, d))
     names = m.score_names
     for o in (m, d):
@@ -287,7 +325,7 @@ def fork(data, run, users):
     if os.getpid() != parent:
         os._exit(2)
     check(os.wait()[1] == 0, "train() in a child that its callback forked")
-    check(last["event"] == "epoch", "train() goes on in the parent")
+    check(last.last["event"] == "epoch", "train() goes on in the parent")
     check(m.recommend(users, k=3) == right and d.history(users[2]) == history, "the parent after fork()")
 
 
@@ -310,8 +348,8 @@ def interrupt(data, run, users):
         late = time.monotonic() - sent[0]
     check(late < 1, f"Ctrl-C took {late:.1f} s")
     step = hstu.Model(f"{run}-sigint", device="cpu").step
-    last = hstu.train(None, data=f"{data}-large", out=f"{run}-sigint", resume=True, device="cpu", callback=lambda _: False)
-    check(step > 0 and last["event"] == "start", "the run can be resumed after Ctrl-C")
+    again = hstu.train(None, data=f"{data}-large", out=f"{run}-sigint", resume=True, device="cpu", callback=lambda _: False)
+    check(step > 0 and again.last["event"] == "start", "the run can be resumed after Ctrl-C")
 
     m, pieces, original = hstu.Model(run, data=data, device="cpu"), [], hstu._library.call
 
@@ -471,6 +509,7 @@ def main():
     program("synth", "--out", data, "--users", "40", "--items", "60", "--mean-len", "9")
     users, items, history = data_set(data)
     train(data, run)
+    commands(data, run)
     model(data, run, users, items, history)
     table()
     bags()

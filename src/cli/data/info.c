@@ -322,9 +322,8 @@ static void print_run_text(const run_facts *f) {
     print_checkpoints(f);
 }
 
-static status print_run_json(const run_facts *f) {
+void info_run_members(const run_facts *f, json_writer *w) {
     const run_history *h = &f->history;
-    json_writer *w = json_line_open();
     JSON_FIELDS(w, FIELD("run", f->run), FIELD("status", f->status),
                 FIELD("step", h->n > 0 ? h->step[h->n - 1] : 0),
                 FIELD("epochs", h->n > 0 ? history_last(h->epoch, h->n) : 0),
@@ -348,13 +347,13 @@ static status print_run_json(const run_facts *f) {
     }
     json_key(w, "config");
     json_value_write(w, f->config.root);
-    return json_line_print();
 }
 
-status info_run(const char *run, bool is_json) {
+static status info_run(const char *run, bool is_json) {
     static run_facts f; /* too large for the stack */
     status st = run_facts_read(&f, run);
-    if (st == OK && is_json) st = print_run_json(&f);
+    if (st == OK && is_json) info_run_members(&f, json_line_open());
+    if (st == OK && is_json) st = json_line_print();
     if (st == OK && !is_json) print_run_text(&f);
     run_facts_fini(&f);
     return st;

@@ -298,21 +298,24 @@ static bool is_comparable(const comparison *c) {
     return protocol_difference(c, note) == NULL;
 }
 
+/* The metrics whose differences are shown. */
+static const char *const paired[] = {"hr@10", "ndcg@10", "mrr",     "novelty@10", "diversity@10",
+                                     "auc",   "gauc",    "logloss", "ne"};
+enum { N_PAIRED = sizeof paired / sizeof *paired };
+
 static status write_differences(comparison *c) {
-    static const char *const names[] = {"hr@10", "ndcg@10", "mrr",     "novelty@10", "diversity@10",
-                                        "auc",   "gauc",    "logloss", "ne"};
     double difference;
     bootstrap_bounds b;
     bool has_any = false;
     for (int i = 1; i < c->n && is_comparable(c); i++)
-        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
-            has_any |= compare_pairs(c, i, names[k], &difference, &b);
+        for (size_t k = 0; k < N_PAIRED; k++)
+            has_any |= compare_pairs(c, i, paired[k], &difference, &b);
     c->has_no_pairs = !has_any && c->n > 1 && is_comparable(c);
     if (!has_any) return OK;
     TRY(next_table(c, "Differences from the first run"));
     TRY(write_heading(c, "difference from the first run"));
-    for (size_t k = 0; k < sizeof names / sizeof *names; k++)
-        TRY(write_pairs(c, names[k]));
+    for (size_t k = 0; k < N_PAIRED; k++)
+        TRY(write_pairs(c, paired[k]));
     return OK;
 }
 
@@ -373,10 +376,27 @@ static status write_page(comparison *c, const char *path) {
     return page_save(&c->page, path);
 }
 
-/* One object a run on a line of its own. */
+static void print_differences_json(const comparison *c, int i, json_writer *w) {
+    double difference;
+    bootstrap_bounds b;
+    json_key_object(w, "differences");
+    for (size_t k = 0; k < N_PAIRED && is_comparable(c); k++) {
+        if (!compare_pairs(c, i, paired[k], &difference, &b)) continue;
+        json_key(w, paired[k]);
+        JSON_OBJECT(w, FIELD("difference", difference), FIELD("low", b.low), FIELD("high", b.high),
+                    FIELD("verdict", verdict(paired[k], b)));
+    }
+    json_object_close(w);
+}
+
+/* One object a run on a line of its own; all but the first with differences from that. */
 static status print_json(const comparison *c) {
-    for (int i = 0; i < c->n; i++)
-        TRY(info_run(c->runs[i].run, true));
+    for (int i = 0; i < c->n; i++) {
+        json_writer *w = json_line_open();
+        info_run_members(&c->runs[i], w);
+        if (i > 0) print_differences_json(c, i, w);
+        TRY(json_line_print());
+    }
     return OK;
 }
 
@@ -407,7 +427,9 @@ status cmd_compare(int argc, char **argv) {
     const arg_option options[] = {
         OPT_TEXT("--out", &out, "FILE.html",
                  "Also write a page with the curves of all runs; an existing one is replaced."),
-        OPT_FLAG("--json", &is_json, "Print one JSON object per run, each on one line."),
+        OPT_FLAG("--json", &is_json,
+                 "Print one JSON object per run, each on one line; after the first with its "
+                 "differences from the first."),
         {0},
     };
     const arg_spec spec = {

@@ -34,5 +34,5 @@ double run_facts_metric(const run_facts *f, const char *name);
 /* The part that these figures are of. */
 const char *run_facts_part(const run_facts *f);
 
-/* Prints a run, as `hstu info RUN` and `hstu compare RUN` do. */
-status info_run(const char *run, bool is_json);
+/* The members of a run's object, as `hstu info RUN --json` and `hstu compare --json` print it. */
+void info_run_members(const run_facts *f, json_writer *w);

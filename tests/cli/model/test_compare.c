@@ -33,6 +33,7 @@ TEST(compare_two_runs) {
     mem_free(text);
     text = said(0, "compare one two --json");
     CHECK_EQ(count_parts(text, "\n"), 2);
+    CHECK_EQ(count_parts(text, "\"differences\":{"), 1);
     CHECK_CONTAINS(text, "{\"run\":\"one\",\"status\":\"finished\",\"step\":10,");
     free(text);
     text = said(2, "compare one data");
@@ -56,6 +57,10 @@ TEST(compare_says_better_only_where_it_holds) {
     size_t n_line = strcspn(novelty, "\n"); /* neither is better */
     CHECK(strncmp(novelty + n_line - 6, "higher", 6) == 0 ||
           strncmp(novelty + n_line - 6, " lower", 6) == 0);
+    free(text);
+    text = said(0, "compare some none --json");
+    CHECK_CONTAINS(text, "\"differences\":{\"hr@10\":{\"difference\":-");
+    CHECK_CONTAINS(text, "\"verdict\":\"worse\"},\"ndcg@10\":{");
     free(text);
     text = said(0, "compare none some");
     CHECK_CONTAINS(text, " better\n");

@@ -1,0 +1,4 @@
+"""python -m hstu: the program."""
+from ._program import main
+
+main()
