@@ -2,6 +2,7 @@
 #include "cli/model/sweep.h"
 
 #include "run_test.h"
+#include "shipped.h"
 
 static void says(int code, const char *command, const char *what) {
     char *text = shell(code, command);
@@ -199,4 +200,44 @@ TEST(sweep_goes_on_after_a_trial_that_fails) {
     CHECK_CONTAINS(text, "1 of 2 trials failed");
     free(text);
     free(shell(0, "grep '^0,.*,failed,' v/sweep.csv && grep '^1,.*,done,' v/sweep.csv"));
+}
+
+/* bench/ladder.sh: rungs of a file, each started from another; rows that are there are not run
+ * again, and no run is started that would end too late. */
+TEST(ladder_keeps_its_rows) {
+    char script[4600], ladder[4700], all[5000], *text;
+    snprintf(script, sizeof script, "%s", shipped_path("../bench/ladder.sh"));
+    free(shell(0, "mkdir d && ln -s ../data d/mixed && ln -s ../data d/source && printf '# rungs\n"
+                  "one %s/m.gin train_fn.num_epochs=2\ntwo one train_fn.num_negatives=3 "
+                  "train_fn.num_epochs=1\n' \"$PWD\" > rungs.txt"));
+    snprintf(ladder, sizeof ladder,
+             "export HSTU=$PWD/hstu; ladder() { what=$1; shift; %s $what --ladder rungs.txt --out "
+             "l.csv --data d --device cpu --seeds 1,2 \"$@\"; }; ",
+             script);
+#define LADDER(code, what, says_what)                                                              \
+    (snprintf(all, sizeof all, "%s%s", ladder, what), says(code, all, says_what))
+    LADDER(0, "ladder run --rungs two", "l.csv: 2 runs; 0 of this command are left");
+    LADDER(0, "ladder run --seconds 0", "later: one, seed 2, validation, ties mixed");
+    LADDER(0, "ladder run --jobs 2", "l.csv: 4 runs; 0 of this command are left");
+    LADDER(0, "ladder final --rungs two --ties mixed", "l.csv: 6 runs; 0 of this");
+    LADDER(0, "cut -d, -f1-5 l.csv | sort | tr '\\n' ' '",
+           "rung,seed,part,ties,epochs two,1,test,mixed,1 two,1,validation,mixed,1 "
+           "two,2,test,mixed,1 two,2,validation,mixed,1");
+    LADDER(0, "tail -1 l.csv",
+           "--set train_fn.num_epochs=2 --set train_fn.num_negatives=3 --set "
+           "train_fn.num_epochs=1 --data d/mixed --seed ");
+    LADDER(2, "ladder run --rungs three", "no rung three in rungs.txt");
+    /* A median, a mean and its interval by hand: t is 4.303 for three seeds. */
+    free(shell(0, "for s in 1 2 3; do echo one,$s,validation,mixed,$((s * s)),.$s,.2,1.0,2,1,c; "
+                  "done > rows; (head -1 l.csv; cat rows) > l.csv.new; mv l.csv.new l.csv"));
+    LADDER(0, "ladder table",
+           "| one | validation | mixed | 3 | 5 | 0.2000 ± 0.2484 | 0.2000 ± 0.0000 | 1.0 | 1 |");
+    snprintf(all, sizeof all,
+             "%s%s show final --rungs one --ties mixed --ladder rungs.txt --out "
+             "l.csv --data d --device cpu --seeds 9",
+             ladder, script);
+    text = shell(0, all);
+    CHECK_CONTAINS(text, "--eval-every 100000 --epochs 4\n");
+    free(text);
+#undef LADDER
 }
