@@ -20,16 +20,16 @@ int32_t content_n_values(const seq_file *data) {
     return n > INT32_MAX ? -1 : n > 1 ? (int32_t)n : 0;
 }
 
+uint64_t content_value_key(const item_content *c, uint64_t v) {
+    const uint64_t *at = &c->values.offsets[v];
+    return hash64(c->values.bytes + at[0], at[1] - at[0], hash64(c->name, strlen(c->name), 0));
+}
+
 void content_value_keys(const seq_file *data, uint64_t *keys) {
     *keys++ = 0;
-    for (int f = 0; f < data->n_content; f++) {
-        const item_content *c = &data->content[f];
-        uint64_t start = hash64(c->name, strlen(c->name), 0);
-        for (uint64_t v = 1; v < c->values.n; v++) {
-            const uint64_t *at = &c->values.offsets[v];
-            *keys++ = hash64(c->values.bytes + at[0], at[1] - at[0], start);
-        }
-    }
+    for (int f = 0; f < data->n_content; f++)
+        for (uint64_t v = 1; v < data->content[f].values.n; v++)
+            *keys++ = content_value_key(&data->content[f], v);
 }
 
 /* Sparse matrices on the host, while they are made. */

@@ -45,6 +45,7 @@ bool content_is_there(const seq_file *data);
  * for each, host (n): the same for the same value of the same feature in any data. */
 int32_t content_n_values(const seq_file *data);
 void content_value_keys(const seq_file *data, uint64_t *keys);
+uint64_t content_value_key(const item_content *c, uint64_t v);
 
 status content_add_params(content_rows *c, param *item, const seq_file *data, float rate,
                           param_list *params);

@@ -264,7 +264,7 @@ typedef struct train_args {
     const char *nccl;
     int new_items, wire, batch_per; /* of item_starts, wires, batch_pers; -1: not given */
     arg_list overrides;
-    int64_t seed; /* -1: the config's */
+    int64_t seed, epochs; /* -1: the config's */
     bool is_print, is_json;
     int64_t n_ranks, sequence; /* 0: not given */
     transport *ranks;          /* this process is one of them; or NULL */
@@ -523,7 +523,7 @@ static status take_epochs(train_args *args) {
     train_options *o = &args->options;
     run_history h;
     if (args->epochs_of == NULL) return OK;
-    if (o->n_epochs > 0 || o->max_steps > 0)
+    if (args->epochs >= 0 || o->max_steps > 0)
         return fail(ERR_USAGE, "--epochs-of says how long to train: leave --epochs and --max-iters "
                                "out");
     status st = run_history_read(&h, args->epochs_of);
@@ -588,7 +588,9 @@ static status check_args(train_args *args, const config *c) {
                     "--resume continues a run and --init-from starts a new one; choose one");
     if (args->new_items >= 0 && !has_start(c))
         return fail(ERR_USAGE, "--new-items is for runs that start from another: --init-from RUN");
-    if (o->n_epochs > 0 && o->max_steps > 0)
+    if (o->has_no_steps && (!has_start(c) || o->is_resume))
+        return fail(ERR_USAGE, "--epochs 0 takes over another run's weights; give --init-from RUN");
+    if (args->epochs >= 0 && o->max_steps > 0)
         return fail(ERR_USAGE, "--epochs and --max-iters exclude each other");
     return OK;
 }
@@ -610,6 +612,8 @@ static void set_start(const train_args *args, config *c) {
 
 static status run(train_args *args) {
     config *c;
+    args->options.has_no_steps = args->epochs == 0;
+    if (args->epochs > 0) args->options.n_epochs = args->epochs;
     TRY(take_epochs(args));
     TRY(load_config(&c, args));
     status st = args->epochs_of != NULL ? warn_other_config(args->epochs_of, c) : OK;
@@ -636,6 +640,7 @@ static status run(train_args *args) {
 status cmd_train(int argc, char **argv) {
     train_args args = {.device = "auto",
                        .seed = -1,
+                       .epochs = -1,
                        .new_items = -1,
                        .wire = -1,
                        .batch_per = -1,
@@ -662,8 +667,9 @@ status cmd_train(int argc, char **argv) {
                  "Without it, data is generated if the config binds BenchmarkDatasetArgs."),
         OPT_TEXT("--out", &o->run, "RUN",
                  "Folder of the run: log.jsonl, report.html, config.json, checkpoints."),
-        OPT_INT("--epochs", &o->n_epochs, "N", 1, 1 << 20,
-                "Number of epochs, instead of the config's."),
+        OPT_INT("--epochs", &args.epochs, "N", 0, 1 << 20,
+                "Number of epochs, instead of the config's; with --init-from, 0 takes the weights "
+                "over to other data without training."),
         OPT_INT("--max-iters", &o->max_steps, "N", 1, (int64_t)1 << 40,
                 "Number of training steps, instead of epochs."),
         OPT_TEXT("--epochs-of", &args.epochs_of, "RUN",

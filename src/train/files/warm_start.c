@@ -1,6 +1,7 @@
 #include "train/files/warm_start.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,19 +112,25 @@ static status copy_rows(const warm_job *j, const st_file *f, const param *p, con
 }
 
 /* Row 0 of items and contextual values stands for "none"; row 0 of actions is one. */
-static void count_rows(const param *p, const row_source *rows, warm_table *count) {
+static status count_rows(const param *p, const row_source *rows, warm_table *count) {
     bool has_none = rows->from != NULL || rows->name[0] == '\0';
     int64_t first = has_none ? 1 : 0;
+    uint8_t *is_used;
     if (rows->name[0] == '\0') {
         count->n_new = p->shape[0] - first;
-        return;
+        return OK;
     }
+    TRY(MEM_NEW(&is_used, (size_t)rows->n_there));
     for (int64_t i = first; i < p->shape[0]; i++) {
-        bool is_kept = row_there(rows, i) >= 0;
-        count->n_kept += is_kept;
-        count->n_new += !is_kept;
+        int64_t there = row_there(rows, i);
+        count->n_kept += there >= 0;
+        count->n_new += there < 0;
+        if (there >= 0) is_used[there] = 1;
     }
-    count->n_dropped = rows->n_there - first - count->n_kept;
+    for (int64_t i = first; i < rows->n_there; i++)
+        count->n_dropped += !is_used[i];
+    mem_free(is_used);
+    return OK;
 }
 
 /* Copies the rows of a static table with their state. */
@@ -131,7 +138,7 @@ static status copy_row_values(warm_job *j, int index, const row_source *rows, wa
     const param *p = &j->c->params[index];
     const param shape = optimizer_state_shape(j->c->optimizer, p);
     const moments *state = &j->c->optimizer->state[index];
-    count_rows(p, rows, count);
+    TRY(count_rows(p, rows, count));
     if (rows->name[0] == '\0') return OK;
     TRY(copy_rows(j, j->values, p, rows, "", p->value));
     if (p->own != NULL) {
@@ -539,6 +546,47 @@ static status name_there(const param *p, int32_t here, int there, char name[PARA
     return OK;
 }
 
+/* The name of a number's bucket: its least number. */
+static double least_of(const item_content *c, uint64_t v) {
+    char text[40];
+    const uint64_t *at = &c->values.offsets[v];
+    size_t n = at[1] - at[0] < sizeof text ? (size_t)(at[1] - at[0]) : sizeof text - 1;
+    memcpy(text, c->values.bytes + at[0], n);
+    text[n] = '\0';
+    return strtod(text, NULL);
+}
+
+/* The bucket in which a number lies: of those that begin at or below it the last, else the first.
+ */
+static uint64_t bucket_of(const item_content *c, double number) {
+    uint64_t best = 0;
+    for (uint64_t v = 1; v < c->values.n; v++) {
+        double least = least_of(c, v), so_far = best > 0 ? least_of(c, best) : INFINITY;
+        bool is_below = least <= number, was_below = so_far <= number;
+        if (is_below ? !was_below || least > so_far : !was_below && least < so_far) best = v;
+    }
+    return best;
+}
+
+/* Buckets move with the catalogue: one without a row takes that of the bucket there in which its
+ * least number lies. */
+static void find_buckets(warm_job *j, const map *there) {
+    const seq_file *d = j->s->data, *names = j->names;
+    uint32_t *row = j->content_there;
+    for (int f = 0; f < d->n_content; f++) {
+        const item_content *c = &d->content[f], *old = NULL;
+        for (int k = 0; k < names->n_content; k++)
+            if (strcmp(names->content[k].name, c->name) == 0) old = &names->content[k];
+        bool has_buckets = c->number != NULL && old != NULL && old->number != NULL;
+        for (uint64_t v = 1; v < c->values.n; v++) {
+            row++;
+            uint64_t b = has_buckets && *row == 0 ? bucket_of(old, least_of(c, v)) : 0;
+            uint32_t number = b > 0 ? map_find(there, content_value_key(old, b)) : MAP_NONE;
+            if (number != MAP_NONE) *row = number;
+        }
+    }
+}
+
 /* Rows of items' features have keys in the file. */
 static status find_content(warm_job *j, const param *p, row_source *rows) {
     const char *text = st_metadata(j->values, CONTENT_KEYS);
@@ -566,6 +614,7 @@ static status find_content(warm_job *j, const param *p, row_source *rows) {
         uint32_t number = map_find(&there, keys[i]);
         j->content_there[i] = number != MAP_NONE ? number : 0;
     }
+    if (st == OK) find_buckets(j, &there);
     rows->from = j->content_there;
     map_fini(&there);
     mem_free(keys);
@@ -642,6 +691,27 @@ static warm_table *item_count(warm_job *j) {
     return &j->report->table[0];
 }
 
+/* The first values of new items' own rows say nothing: they are left out beside content. */
+static status leave_new_out(warm_job *j) {
+    content_rows *c = model_content(j->s->model);
+    size_t n = (size_t)c->args.n;
+    uint8_t *has_own;
+    if (c->item == NULL) {
+        if (item_count(j)->n_new > 0 && !j->options->means)
+            log_warn("new items without item features have random rows until they are trained; "
+                     "--new-items mean starts those with events from their neighbours");
+        return OK;
+    }
+    if (j->options->means) return OK;
+    TRY(MEM_NEW(&has_own, n));
+    status st = c->be->ops->copy_out(c->be, has_own, c->has_own, n);
+    for (size_t i = 0; i < n; i++)
+        has_own[i] &= j->map.item[i + 1] != 0;
+    if (st == OK) st = content_set_warm(c, has_own);
+    mem_free(has_own);
+    return st;
+}
+
 static status run(warm_job *j) {
     TRY(checkpoint_find(j->options->from, j->report->folder));
     TRY(checkpoint_config(&j->config, j->report->folder));
@@ -649,9 +719,14 @@ static status run(warm_job *j) {
     TRY(open_names(j));
     TRY(invert_maps(j));
     TRY(open_files(j));
-    TRY(copy_params(j));
+    status st = copy_params(j);
+    if (st == ERR_CONFIG && j->names->n_context != j->s->data->n_context)
+        st = fail_prefix(st, "%s has %d contextual features, the data of that run %d",
+                         j->s->data->path, j->s->data->n_context, j->names->n_context);
+    TRY(st);
     TRY(copy_tables(j));
     if (j->options->means) TRY(set_means(j, item_count(j)));
+    if (j->options->is_final) TRY(leave_new_out(j));
     TRY(content_make(model_content(j->s->model)));
     if (j->report->has_state) j->c->state.n_earlier = j->n_earlier + j->report->step;
     return OK;

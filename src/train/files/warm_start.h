@@ -37,6 +37,7 @@ typedef struct warm_options {
     const char *from; /* a run or a checkpoint */
     bool means;       /* new items start as the mean of the rows of the items next to them in the
                          training events, each as often as it stands there */
+    bool is_final;    /* nothing is trained: new items have their content alone, where it is any */
     split_rule split; /* which events those are */
 } warm_options;
 

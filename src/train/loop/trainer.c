@@ -504,7 +504,7 @@ static status evaluate_test(trainer *t) {
 static status loop(trainer *t) {
     TRY(trainer_emit(t, EVENT_START, NULL, NULL));
     if (trainer_is_first(t)) TRY(trainer_log_baselines(t));
-    if (t->o->set_values != NULL) {
+    if (t->n_steps == 0) {
         batcher_save(t->batches, &t->saved.state.batches);
         TRY(save(t, false));
     }
@@ -543,7 +543,7 @@ static void set_length(trainer *t) {
         t->n_steps = (uint64_t)most;
         t->n_epochs = (t->n_steps + t->steps_per_epoch - 1) / t->steps_per_epoch;
     }
-    if (t->o->set_values != NULL) t->n_epochs = t->n_steps = 0;
+    if (t->o->set_values != NULL || t->o->has_no_steps) t->n_epochs = t->n_steps = 0;
 }
 
 static status make_parts(trainer *t) {
@@ -568,8 +568,10 @@ static status set_values(trainer *t) {
     TRY(model_init(t->s->model, t->saved.state.seed));
     if (t->o->set_values != NULL) return t->o->set_values(t->o->set_ctx, t->s);
     if (c->resume_folder == NULL || c->resume_folder[0] == '\0') return OK;
-    warm_options o = {
-        .from = c->resume_folder, .means = c->has_mean_items, .split = t->saved.state.split.rule};
+    warm_options o = {.from = c->resume_folder,
+                      .means = c->has_mean_items,
+                      .is_final = t->o->has_no_steps,
+                      .split = t->saved.state.split.rule};
     TRY(warm_start(&t->saved, t->s, &o, &t->warm));
     warm_report_log(&t->warm);
     return OK;

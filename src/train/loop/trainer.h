@@ -43,6 +43,7 @@ typedef status (*train_observer)(void *ctx, const train_event *event, const char
 typedef struct train_options {
     const char *run;        /* the folder */
     int64_t n_epochs;       /* 0: as the config says */
+    bool has_no_steps;      /* the weights it starts from are its result: n_epochs is not read */
     int64_t max_steps;      /* updates; 0: as the config says */
     int64_t save_every;     /* epochs between checkpoints */
     int64_t eval_every;     /* epochs between evaluations; the last ten are always evaluated */

@@ -416,6 +416,35 @@ TEST(train_starts_from_another_run) {
     free(text);
 }
 
+/* New items with features are recommended by them at once, without training: to users of even items
+ * the even one first, to users of odd ones the odd one. */
+TEST(train_takes_weights_over_to_new_items) {
+    free(shell(
+        0, "awk 'BEGIN { print \"user,item,time\"; for (u = 1; u <= 120; u++) for (i = 0; i < 12; "
+           "i++) print u \",\" 1 + u % 2 + 2 * ((7 * u + 11 * i + i * i) % 20) \",\" 1000 * u + i "
+           "}' > e.csv; awk 'BEGIN { print \"item,kind,price\"; for (i = 1; i <= 40; i++) print i "
+           "\",\" (i % 2 ? \"odd\" : \"even\") \",\" i }' > old.csv; (cat old.csv; echo "
+           "101,even,20.5; echo 102,odd,20.5; echo 103,,) > new.csv; printf '101\\n102\\n' > two"));
+    free(said(0, "prep csv --input e.csv --items old.csv --out told"));
+    free(said(0, "prep csv --input e.csv --items new.csv --out tnew"));
+    free(said(0, "train --data told --out first --epochs 30"));
+    char *text = said(0, "train --data tnew --out second --init-from first --epochs 0");
+    CHECK_CONTAINS(text, "table 'item': 40 rows kept, 3 new, 0 dropped");
+    CHECK_CONTAINS(text, "table 'values of item features': 18 rows kept, 0 new");
+    CHECK_CONTAINS(text, "Done: 0 steps");
+    free(text);
+    text = said(0, "recommend second --user 3 --allow two --json"); /* even items */
+    CHECK(strstr(text, "101") != NULL && strstr(text, "101") < strstr(text, "102"));
+    free(text);
+    text = said(0, "recommend second --user 4 --allow two --json");
+    CHECK(strstr(text, "102") != NULL && strstr(text, "102") < strstr(text, "101"));
+    free(text);
+    free(said(0, "prep csv --input e.csv --out bare"));
+    text = said(2, "train --data tnew --out third --epochs 0");
+    CHECK_CONTAINS(text, "give --init-from RUN");
+    free(text);
+}
+
 /* The program is asked to stop, stops, and continues to the same end. */
 TEST(train_sigterm_saves_and_resumes) {
     char *text = said(0, "train --gin-config-file m.gin --data data --out whole --epochs 15");
