@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from . import _library as _l
@@ -64,9 +65,9 @@ def _write_frame(frame: Any, path: str, is_csv: bool) -> str:
 
 @contextlib.contextmanager
 def files(options: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """The options with files for frames; `input` may be Parquet, which keeps types and is fast."""
+    """The options with files for frames: Parquet, which keeps types and is fast, where the command reads it."""
     with tempfile.TemporaryDirectory(prefix="hstu-") as folder:
-        yield {name: _write_frame(value, os.path.join(folder, name), name != "input") if is_frame(value) else value
+        yield {name: _write_frame(value, os.path.join(folder, name), name == "recommendations") if is_frame(value) else value
                for name, value in options.items()}
 
 
@@ -101,10 +102,16 @@ def is_shown(progress: Optional[bool]) -> bool:
     return progress if progress is not None else is_notebook() or sys.stderr.isatty()
 
 
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() == owner:
+        process.terminate()
+
+
 class Process:
     """`hstu COMMAND ARGUMENTS OPTIONS` as a context; leaving it by an exception interrupts the program and waits for its end.
 
-    The program is in a session of its own, so that Ctrl-C reaches it once: from here.  A thread reads its stderr: the log goes to ours, the rest is the reason of a failure."""
+    The program is in a session of its own, so that Ctrl-C reaches it once: from here.  A thread
+    reads its stderr: the log goes to ours, the rest is the reason of a failure."""
 
     def __init__(self, command: str, arguments: List[Any], options: Mapping[str, Any], progress: bool = True) -> None:
         self.command, self.owner = command, os.getpid()
@@ -117,13 +124,14 @@ class Process:
         self.poll.register(self.process.stdout, select.POLLIN)  # type: ignore[arg-type]
         self.reader = threading.Thread(target=self._read_log, daemon=True)
         self.reader.start()
+        weakref.finalize(self, _end, self.process, self.owner)  # what nobody closed ends with Python
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
-        for raw in self.process.stderr:
-            line = raw.decode("utf-8", "replace").rstrip("\n")
-            self.log.append(line)
-            self.on_log(line)
+        with self.process.stderr as lines:
+            for raw in lines:
+                self.log.append(raw.decode("utf-8", "replace").rstrip("\n"))
+                self.on_log(self.log[-1])
 
     def on_log(self, line: str) -> None:
         if not line.startswith(_NOT_THE_LOG):
@@ -165,11 +173,14 @@ class Process:
         is_usage = any(line.startswith("Try 'hstu") for line in self.log)
         raise (_l.UsageError if is_usage else _l.ConfigError if code == 2 else _l.Error)(text)
 
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process.poll() is None and os.getpid() == self.owner:
+            self.process.send_signal(number)
+
     def interrupt(self) -> None:
         """Asks the program to stop, and waits until it has: a run is saved first."""
         assert self.process.stdout is not None
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+        self.stop(signal.SIGINT)
         self.process.stdout.read()
         self.process.wait()
 
@@ -177,8 +188,10 @@ class Process:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
+        assert self.process.stdout is not None
         if kind is not None and os.getpid() == self.owner:  # a child of fork() has no say
             self.interrupt()
+        self.process.stdout.close()
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import warnings
 
 import hstu
@@ -77,7 +76,8 @@ def train(data, run):
     options = dict(epochs=2, callback=events.append, device="cpu", overrides=["train_fn.learning_rate=1e-2"])
     done = hstu.train(f"{FOLDER}/m.gin", data=data, out=run, **options)
     check([e["event"] for e in events] == ["start", "epoch", "epoch", "done"], "events")
-    log = [json.loads(line) for line in open(f"{run}/log.jsonl")]
+    with open(f"{run}/log.jsonl") as f:
+        log = [json.loads(line) for line in f]
     check([e for e in log if e["event"] in ("start", "epoch", "done")] == events == done.log, "the log")
     check(os.fspath(done) == run and done.last == events[-1] and "hr@10" in done.metrics and "step " in repr(done), "the run")
     check(events[1]["lr"] == 0.01, "the override")
@@ -150,17 +150,28 @@ def one_score(m, data, run, history):
     line = json.loads(program("recommend", run, "--data", data, "--history", json.dumps(history), "-k", "4", "--device", "cpu", "--json"))
     same = [(i["item"], struct.unpack("f", struct.pack("f", i["score"]))[0]) for i in line["items"]]
     check(ours == same, f"a history in Python {ours}, in the program {same}")
-    server = subprocess.Popen([HSTU, "serve", run, "--data", data, "--device", "cpu", "--port", "0"], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.PIPE, text=True)
-    ready = next((s.split()[1] for s in server.stderr if s.startswith("ready: ")), None)
-    if ready is None:
-        print("skipped: a history over HTTP, as hstu serve does not start here")
+    try:
+        server = hstu.serve(run, data=data, device="cpu")
+    except hstu.Error as e:
+        check("no HTTP server" in str(e), f"serve: {e}")
+        print("skipped: hstu.serve, as this build has no HTTP server")
         return
-    body = json.dumps({"history": history, "top_k": 4}).encode()
-    with urllib.request.urlopen(urllib.request.Request(ready + "v1/recommend", body), timeout=20) as answer:
-        same = [(i["item"], struct.unpack("f", struct.pack("f", i["score"]))[0]) for i in json.load(answer)["items"]]
-    server.terminate()
-    server.communicate(timeout=20)
+    with server:
+        answer = server.request("v1/recommend", {"history": history, "top_k": 4})
+        popular = server.request("v1/recommend", {"user": "nobody", "top_k": 4})
+        check([i["item"] for i in popular["items"]] == [i for i, _ in m.recommend("nobody", k=4)], "popular items over HTTP")
+        check(server.request("/v2/health/ready") is not None and server.url in repr(server), "GET")
+        fails(hstu.UsageError, "40", lambda: server.request("v1/recommend", {"users": 1}))
+    check(server.process.returncode == 0 and server.url is None, "a server stops with its context")
+    server.close()
+    fails(hstu.UsageError, "did you mean 'deadline'", lambda: hstu.serve(run, dedline=3))
+    fails(hstu.Error, "/nothing", lambda: hstu.serve("/nothing"))
+    server = hstu.serve(run, data=data, device="cpu")
+    server.process.kill()
+    server.reader.join(20)
+    fails(hstu.Error, "SIGKILL", lambda: server.request("v2"))
+    fails(hstu.Error, "SIGKILL", server.close)
+    same = [(i["item"], struct.unpack("f", struct.pack("f", i["score"]))[0]) for i in answer["items"]]
     check(ours == same, f"a history in Python {ours}, over HTTP {same}")
 
 
@@ -203,6 +214,9 @@ def model(data, run, users, items, history):
     first, second, third, last = [i for i, _ in got[1]]
     check(m.recommend(users[1], k=3, deny=[first], pin=[last]) == [got[1][3], got[1][1], got[1][2]], "deny and pin")
     check(m.recommend(users[1], k=4, allow=[third, second]) == got[1][1:3], "allow")
+    line = json.loads(program("recommend", run, "--data", data, "--user", str(users[1]), "-k", "4", "--device", "cpu", "--json",
+                              "--filter", 'topic == "Space Opera"'))
+    check([i for i, _ in m.recommend(users[1], k=4, filter='topic == "Space Opera"')] == [i["id"] for i in line["items"]], "filter")
     fails(hstu.UsageError, "boost: expected a list", lambda: m.recommend(users[1], boost=1))
     fails(hstu.UsageError, "filter: character 1", lambda: m.recommend(history=items[:1], filter="year > 1"))
     fails(hstu.UsageError, "user 'nobody' is not in the data", lambda: m.score("nobody", items[:1]))
