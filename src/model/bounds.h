@@ -1,0 +1,70 @@
+/* Bounds: what the last hidden row of a research HSTU model can be while the embeddings of events
+ * move, each number by at most eps (an l_inf ball around each row of the item table that the
+ * history reads).
+ *
+ * Two enclosures are made together.  Intervals: a centre and a radius for every number of every
+ * layer.  Linear relaxation: every step is a linear function of its input up to an error whose
+ * size is known, with its value at the centre as the centre of its result; so for any direction d
+ *
+ *     d . x  =  d . centre + sum over events (gradient . movement)  +- error
+ *
+ * by one pass from the last row to the events, which adds |gradient| * size for every step's error.
+ * To first order in eps that is exact; intervals lose a factor at each product.
+ *
+ *  - SiLU: the chord between the ends, its distance from the curve by the curvature; at most the
+ *    range of the curve, which is at the ends or at the dip of -0.2785.
+ *  - Products (q . k, weights times v, u times the norm): around the centres; the error is the
+ *    product of the radii.
+ *  - LayerNorm: centring is linear; 1 / sqrt is a chord over an interval of the variance, then a
+ *    product.  At most the exact range of each output over the box, which lies within
+ *    +-sqrt(dim - 1).
+ *
+ * Rounding: the model computes in float32, in any order of sums.  Every step's error includes what
+ * float32 can add, (terms + some) * 2^-24 of the sum of magnitudes: so the bounds hold for what the
+ * CPU computes and for exact arithmetic.  The arithmetic here is double, whose own rounding is
+ * 2^-29 of that.  One thread at a time; the model must outlive it and stay as it is. */
+#pragma once
+
+#include "model/model.h"
+
+typedef struct bounds bounds;
+
+/* Events, oldest first: as many as the model reads at most. */
+typedef struct bounds_query {
+    int32_t n;
+    const uint32_t *item; /* (n) */
+    const int64_t *time;  /* (n), in ticks of the data */
+    int32_t n_moved;      /* the newest n_moved of them move */
+    double eps;
+    const double *shift; /* (n, E): movements of the embeddings, where these balls begin; or NULL */
+} bounds_query;
+
+/* ERR_UNSUPPORTED says which part of the model has no bounds. */
+status bounds_create(bounds **out, const model *m);
+void bounds_destroy(bounds *b); /* NULL is fine */
+
+int32_t bounds_max_events(const bounds *b);
+
+/* Encloses the last hidden row; keeps what bounds_relax needs. */
+status bounds_run(bounds *b, const bounds_query *q);
+
+/* The row lies within radius of centre, (E) each. */
+const double *bounds_centre(const bounds *b);
+const double *bounds_radius(const bounds *b);
+
+/* For n directions (n, E): how far direction . row can be from direction . centre.  Also the
+ * gradients, by which the movement of an event's embedding adds to it, (events, E, n), valid until
+ * the next call; and of each direction the error, the part that is not the gradients'. */
+typedef struct bounds_form {
+    int32_t n;
+    const double *radius;   /* (n) */
+    const double *error;    /* (n) */
+    const double *gradient; /* (events, E, n) */
+} bounds_form;
+status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *out);
+
+/* silu(x) = slope x + shift +- error for low <= x <= high; its range.  For tests. */
+typedef struct silu_line {
+    double slope, shift, error, low, high;
+} silu_line;
+silu_line bounds_silu(double low, double high);

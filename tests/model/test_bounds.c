@@ -1,0 +1,200 @@
+#include "model/bounds.h"
+
+#include "oom.h"
+#include "test.h"
+#include "toy_model.h"
+
+enum { DIM = 12, EVENTS = 13, ITEMS = 90, DIRECTIONS = DIM + 3 };
+
+/* A model of two layers, and users whose items are all different, so that each event's embedding
+ * can move by itself. */
+typedef struct rig {
+    toy_model t;
+    toy_batch b;
+    bounds *of;
+    float *item; /* (ITEMS + 1, DIM): the table before it moves */
+    double direction[DIRECTIONS * DIM];
+} rig;
+
+static double drawn(uint64_t seed, uint64_t at, uint64_t what) {
+    return 2 * (double)rng_uniform(rng_draw64(rng_make_key(seed, RNG_TEST), at, what).word[0]) - 1;
+}
+
+static void open_rig(rig *r, uint64_t seed) {
+    static const int32_t length[TOY_USERS] = {1, 2, 3, EVENTS, 5, 8};
+    model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
+    limits.n_items = ITEMS;
+    toy_model_open(&r->t, TOY_HSTU_RESEARCH, 0, 1);
+    toy_model_remake(&r->t, &limits, seed);
+    if (seed % 2 == 1) toy_enlarge(&r->t);
+    toy_batch_make(&r->b, TOY_HSTU_RESEARCH, seed);
+    for (int32_t u = 0, at = 0; u < TOY_USERS; u++) {
+        r->b.n_targets[u] = 0;
+        for (int32_t i = 0; i < length[u]; i++, at++)
+            r->b.item[at] = 1 + (uint32_t)(at * 7 + (int32_t)seed) % ITEMS;
+        r->b.offsets[u + 1] = at;
+    }
+    r->b.b.n_tokens = r->b.offsets[TOY_USERS];
+    int64_t n = (ITEMS + 1) * DIM;
+    r->item = malloc((size_t)n * sizeof *r->item);
+    memcpy(r->item, r->t.m->input.item->value, (size_t)n * sizeof *r->item);
+    CHECK_OK(bounds_create(&r->of, r->t.m));
+    for (int i = 0; i < DIRECTIONS * DIM; i++)
+        r->direction[i] = i < DIM * DIM ? i / DIM == i % DIM : drawn(seed, (uint64_t)i, 7);
+}
+
+static void close_rig(rig *r) {
+    bounds_destroy(r->of);
+    free(r->item);
+    toy_model_close(&r->t);
+}
+
+/* A user's balls, and what encloses the last row. */
+typedef struct enclosure {
+    double centre[DIM], radius[DIM], around[DIRECTIONS], size[DIRECTIONS];
+    double gradient[EVENTS * DIM * DIRECTIONS];
+} enclosure;
+
+static bounds_query query_of(const rig *r, int u, double eps) {
+    int32_t first = r->b.offsets[u], n = r->b.offsets[u + 1] - first;
+    return (bounds_query){n, r->b.item + first, r->b.time + first, n - u % 2, eps, NULL};
+}
+
+static void enclose(rig *r, int u, double eps, enclosure *e) {
+    bounds_query q = query_of(r, u, eps);
+    bounds_form form;
+    CHECK_OK(bounds_run(r->of, &q));
+    CHECK_OK(bounds_relax(r->of, DIRECTIONS, r->direction, &form));
+    memcpy(e->centre, bounds_centre(r->of), sizeof e->centre);
+    memcpy(e->radius, bounds_radius(r->of), sizeof e->radius);
+    memcpy(e->size, form.radius, sizeof e->size);
+    memcpy(e->gradient, form.gradient, sizeof *e->gradient * (size_t)(q.n * DIM * DIRECTIONS));
+    for (int s = 0; s < DIRECTIONS; s++) {
+        e->around[s] = 0;
+        for (int d = 0; d < DIM; d++)
+            e->around[s] += r->direction[s * DIM + d] * e->centre[d];
+    }
+}
+
+/* Moves the embeddings of all users: at random inside, to random corners, or to the corner where a
+ * direction is highest or lowest. */
+static void move(rig *r, const enclosure *e, double eps, int trial) {
+    for (int u = 0; u < TOY_USERS; u++) {
+        bounds_query q = query_of(r, u, eps);
+        for (int32_t i = (q.n - q.n_moved) * DIM; i < q.n * DIM; i++) {
+            double by = drawn((uint64_t)trial, (uint64_t)(u * 1000 + i), 3);
+            int s = trial / 4 % DIRECTIONS;
+            if (trial % 4 == 1) by = by > 0 ? 1 : -1;
+            if (trial % 4 >= 2)
+                by = (e[u].gradient[i * DIRECTIONS + s] > 0) == (trial % 4 == 2) ? 1 : -1;
+            int64_t at = (int64_t)q.item[i / DIM] * DIM + i % DIM;
+            double moved = (double)r->item[at] + eps * by;
+            r->t.m->input.item->value[at] = (float)moved;
+        }
+    }
+}
+
+/* used: how much of its radius each direction needed, at most. */
+static void compare(rig *r, const enclosure *e, double used[TOY_USERS][DIRECTIONS]) {
+    int64_t n;
+    const void *unused;
+    CHECK_OK(pass_encode(r->t.p, &r->b.b, &unused));
+    float *hidden = toy_model_hidden(&r->t, &n);
+    for (int u = 0; u < TOY_USERS; u++) {
+        const float *x = hidden + (r->b.offsets[u + 1] - 1) * DIM;
+        for (int d = 0; d < DIM; d++)
+            CHECK(fabs((double)x[d] - e[u].centre[d]) <= e[u].radius[d]);
+        for (int s = 0; s < DIRECTIONS; s++) {
+            double at = 0;
+            for (int d = 0; d < DIM; d++)
+                at += r->direction[s * DIM + d] * (double)x[d];
+            double share = fabs(at - e[u].around[s]) / e[u].size[s];
+            if (!(share <= 1))
+                FAIL_TEST("user %d, direction %d: %.9g is further than %.9g from %.9g", u, s, at,
+                          e[u].size[s], e[u].around[s]);
+            used[u][s] = fmax(used[u][s], share);
+        }
+    }
+    free(hidden);
+}
+
+static void try_movements(uint64_t seed, double eps, int n) {
+    static enclosure e[TOY_USERS];
+    double used[TOY_USERS][DIRECTIONS] = {0};
+    rig r;
+    open_rig(&r, seed);
+    for (int u = 0; u < TOY_USERS; u++)
+        enclose(&r, u, eps, &e[u]);
+    for (int trial = 0; trial < n; trial++) {
+        move(&r, e, eps, trial);
+        compare(&r, e, used);
+    }
+    for (int u = 0; u < TOY_USERS && seed % 2 == 0 && eps == 1e-4; u++) {
+        double most = 0;
+        for (int s = 0; s < DIRECTIONS; s++)
+            most = fmax(most, used[u][s]);
+        CHECK(most > 0.98);
+    }
+    close_rig(&r);
+}
+
+/* No movement leaves the bounds, and the worst corners come within 2 % of them where eps is small:
+ * bounds a little smaller would fail. */
+TEST(bounds_hold_what_the_model_computes) {
+    static const double eps[] = {0, 1e-4, 1e-3, 1e-2, 0.1, 3};
+    int n = test_is_brief() ? 60 : 1200; /* of six users each: 170,000 movements in all */
+    for (uint64_t seed = 0; seed < 4; seed++)
+        for (size_t k = 0; k < sizeof eps / sizeof *eps; k++)
+            try_movements(seed, eps[k], n);
+}
+
+TEST(bounds_refuse_other_models) {
+    static const struct {
+        toy_kind kind;
+        const char *why;
+    } other[] = {{TOY_SASREC, "sasrec layers"},   {TOY_FUXI, "fuxi layers"},
+                 {TOY_ESASREC, "ligr layers"},    {TOY_OWN, "user features"},
+                 {TOY_RETRIEVAL, "NVIDIA-style"}, {TOY_RANK_BITS, "ranks candidates"}};
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        toy_model t;
+        bounds *b;
+        toy_model_open(&t, other[i].kind, 0, 1);
+        CHECK_FAILS(bounds_create(&b, t.m), ERR_UNSUPPORTED, other[i].why);
+        CHECK(b == NULL);
+        toy_model_close(&t);
+    }
+}
+
+static status create_and_run(void *ctx) {
+    rig *r = ctx;
+    bounds_query q = query_of(r, 3, 0.01);
+    bounds_form form;
+    bounds *b;
+    status st = bounds_create(&b, r->t.m);
+    if (st == OK) st = bounds_run(b, &q);
+    if (st == OK) st = bounds_relax(b, DIRECTIONS, r->direction, &form);
+    bounds_destroy(b);
+    return st;
+}
+
+TEST(bounds_out_of_memory) {
+    rig r;
+    open_rig(&r, 0);
+    CHECK(oom_at_each_allocation(create_and_run, &r) > 5);
+    close_rig(&r);
+}
+
+TEST(bounds_of_silu_hold_its_curve) {
+    for (int i = 0; i < 20000; i++) {
+        double at = 12 * drawn(1, (uint64_t)i, 1),
+               width = 5 * pow(fabs(drawn(2, (uint64_t)i, 1)), 6);
+        silu_line s = bounds_silu(at, at + width);
+        for (int k = 0; k <= 60; k++) {
+            double x = at + width * k / 60, y = x / (1 + exp(-x));
+            CHECK(y >= s.low - 1e-14 && y <= s.high + 1e-14);
+            CHECK(fabs(y - s.slope * x - s.shift) <= s.error + 1e-14);
+        }
+    }
+    silu_line dip = bounds_silu(-2, 1);
+    CHECK(fabs(dip.low + 0.278464542761) < 1e-11);
+}
