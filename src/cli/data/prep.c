@@ -95,6 +95,8 @@ static status choose_source(prep_options *o, const char **words, int n) {
     source_request other;
     memcpy(&other, &o->request, sizeof other); /* with its padding, as all of it is compared */
     other.has_text_ids = false;
+    other.since = other.until = NULL;
+    other.sample_users = 0;
     other.items = other.items_id = other.items_title = other.item_features = NULL;
     other.item_vectors = other.item_vector_ids = NULL;
     other.users = other.users_id = other.user_features = NULL;
@@ -148,6 +150,13 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
                 "remain have enough."),
         OPT_INT("--min-item-events", &r->min_item_events, "K", 0, UINT32_MAX,
                 "The same for items; both together give a k-core."),
+        OPT_TEXT("--since", &r->since, "T",
+                 "Keep events from T on: seconds since 1970, 2001-01-31 or 2001-01-31T23:59:59Z."),
+        OPT_TEXT("--until", &r->until, "T", "Keep events before T."),
+        OPT_INT(
+            "--sample-users", &r->sample_users, "N", 1, INT32_MAX,
+            "Keep a random sample of N users with all their events: the same ones in every run, "
+            "drawn by their ids."),
         OPT_TEXT("--items", &r->items, "FILE",
                  "csv, jsonl, parquet: titles and features of items, a CSV file with a header, "
                  ".jsonl or Parquet; all its items join the catalogue."),
@@ -326,6 +335,7 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
                 FIELD("first_time", s->first_time), FIELD("last_time", s->last_time),
                 FIELD("time_per_second", s->time_per_second), FIELD("duplicates", s->n_duplicates),
                 FIELD("out_of_order", s->n_out_of_order), FIELD("filtered", s->n_filtered_events),
+                FIELD("out_of_range", s->n_out_of_range), FIELD("not_sampled", s->n_not_sampled),
                 FIELD("filtered_users", s->n_filtered_users),
                 FIELD("filtered_items", s->n_filtered_items), FIELD("skipped", s->n_skipped),
                 FIELD("unknown_actions", s->n_unknown_actions), FIELD("vectors", s->n_vector_items),
@@ -364,6 +374,12 @@ static status print_summary(const prep_options *o, const builder_stats *s, doubl
     if (o->request.item_vectors != NULL)
         printf("  Vectors     %12s   items by %s\n", show_count(a, s->n_vector_items),
                show_path(other, o->request.item_vectors));
+    if (s->n_out_of_range > 0)
+        printf("  Left out    %12s   events out of --since and --until\n",
+               show_count(a, s->n_out_of_range));
+    if (s->n_not_sampled > 0)
+        printf("  Left out    %12s   events of users who are not in the sample\n",
+               show_count(a, s->n_not_sampled));
     if (s->n_filtered_events > 0)
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
                show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),

@@ -207,6 +207,7 @@ static void choose_options(moving *m) {
 static status fill(moving *m, pool *p, source_result *out) {
     const users *u = &m->users;
     choose_options(m);
+    TRY(source_choose_events(m->request, &m->options));
     TRY(builder_create(&out->build, &m->options, p));
     m->build = out->build;
     m->sink = builder_get_sink(m->build, 0);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "data/build/builder.h"
 #include "data/build/builder_int.h"
@@ -349,11 +350,77 @@ static status rank_block(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
+/* A time in seconds as the events have it. */
+static int64_t time_of(const write_job *job, int64_t seconds) {
+    const builder_options *o = &job->b->options;
+    int64_t time, unit = o->has_ns_times ? 1000000000 : o->time_per_second;
+    if (__builtin_mul_overflow(seconds, unit, &time)) return seconds < 0 ? INT64_MIN : INT64_MAX;
+    return time;
+}
+
+static void drop_event(write_job *job, event_block *block, uint64_t i) {
+    job->users.count[block->user[i]]--;
+    job->items.count[block->item[i]]--;
+    block->user[i] = DROPPED;
+}
+
+static void drop_out_of_range(write_job *job) {
+    const builder *b = job->b;
+    int64_t since = time_of(job, b->options.since), until = time_of(job, b->options.until);
+    for (size_t k = 0; k < b->n_blocks; k++)
+        for (uint64_t i = 0; i < b->blocks[k]->n; i++) {
+            int64_t time = b->blocks[k]->time[i];
+            if ((b->options.since == 0 || time >= since) && (b->options.until == 0 || time < until))
+                continue;
+            drop_event(job, b->blocks[k], i);
+            job->stats->n_out_of_range++;
+        }
+}
+
+static uint64_t user_hash(const id_space *users, uint32_t u) {
+    const dictionary *d = users->parts[users->ids[u].part];
+    uint32_t i = users->ids[u].index;
+    size_t n;
+    if (!d->is_text) return hash64_mix((uint64_t)dictionary_get_number(d, i));
+    const char *text = text_map_get(&d->texts, i, &n);
+    return hash64(text, n, 0);
+}
+
+static int compare_hashes(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the users with events those with the smallest hashes. */
+static status sample_users(write_job *job) {
+    const builder *b = job->b;
+    const id_space *users = &job->users;
+    uint64_t *hash;
+    uint32_t n = 0;
+    TRY(MEM_NEW_RAW(&hash, users->n));
+    for (uint32_t u = 0; u < users->n; u++)
+        if (users->count[u] > 0) hash[n++] = user_hash(users, u);
+    if (n > b->options.sample_users) {
+        qsort(hash, n, sizeof *hash, compare_hashes);
+        uint64_t most = hash[b->options.sample_users - 1];
+        for (size_t k = 0; k < b->n_blocks; k++)
+            for (uint64_t i = 0; i < b->blocks[k]->n; i++) {
+                uint32_t user = b->blocks[k]->user[i];
+                if (user == DROPPED || user_hash(users, user) <= most) continue;
+                drop_event(job, b->blocks[k], i);
+                job->stats->n_not_sampled++;
+            }
+    }
+    mem_free(hash);
+    return OK;
+}
+
 /* Drops the events of rare users and items; counts what is left of each. */
 static void drop_rare(write_job *job, event_block *block, uint32_t *user_left,
                       uint32_t *item_left) {
     const builder_options *options = &job->b->options;
     for (uint64_t i = 0; i < block->n; i++) {
+        if (block->user[i] == DROPPED) continue;
         if (job->users.count[block->user[i]] < options->min_user_events ||
             job->items.count[block->item[i]] < options->min_item_events) {
             block->user[i] = DROPPED;
@@ -474,6 +541,10 @@ static status builder_renumber(write_job *job) {
     TRY(id_space_merge(b, false, &job->users));
     TRY(id_space_merge(b, true, &job->items));
     TRY(pool_run(b->workers, (int64_t)b->n_blocks, rank_block, job));
+    if (b->options.since != 0 || b->options.until != 0) drop_out_of_range(job);
+    if (b->options.sample_users > 0) TRY(sample_users(job));
+    n_raw -= job->stats->n_out_of_range + job->stats->n_not_sampled;
+    if (n_raw == 0) return fail(ERR_FORMAT, "no event is in the time from --since to --until");
     count_filtered(job, 1);
     TRY(number_ids(job));
     count_filtered(job, -1);

@@ -27,7 +27,10 @@ typedef struct builder_options {
     uint32_t min_item_events; /* drop items with fewer events, counted once on the raw data; 0: keep
                                  all */
     uint32_t min_user_events; /* likewise users; again on the remaining events (amzn-books) */
-    bool is_k_core;       /* repeat both minima until every user and item left has enough events */
+    int64_t since, until;  /* keep events from `since` on and before `until`, in seconds; 0: all */
+    uint32_t sample_users; /* keep that many users, drawn by their ids alone, so that they stay the
+                              same when the data grows; 0: all.  Both come before the minima */
+    bool is_k_core;        /* repeat both minima until every user and item left has enough events */
     bool drop_duplicates; /* drop an event equal to the one before it: same user, item, time, action
                            */
 } builder_options;
@@ -63,6 +66,8 @@ typedef struct builder_stats {
     uint64_t n_duplicates;      /* equal to an earlier one: kept unless drop_duplicates */
     uint64_t n_out_of_order;    /* events older than one read before them of the same user */
     uint64_t n_filtered_events; /* dropped by min_item_events and min_user_events */
+    uint64_t n_out_of_range;    /* events dropped by since and until, */
+    uint64_t n_not_sampled;     /* and of users left out by sample_users */
     uint64_t n_filtered_users, n_filtered_items; /* that had events, and have none left */
     uint64_t n_described_users;    /* users of the file that contextual features were given for */
     uint64_t n_described_items;    /* items with events that builder_add_item was called for */

@@ -13,6 +13,7 @@
 #include "data/read/row_field.h"
 #include "data/read/source_job.h"
 #include "data/read/sources.h"
+#include "data/set/split.h"
 
 const source sources[] = {
     {"ml-100k", "MovieLens 100K: u.data [u.item, u.user]", "movie_id", read_ml_100k, ACTION_STARS,
@@ -133,6 +134,14 @@ status source_check(const source *s, const source_request *r) {
     return OK;
 }
 
+status source_choose_events(const source_request *r, builder_options *out) {
+    if (r->since != NULL) TRY(split_time_parse(r->since, &out->since));
+    if (r->until != NULL) TRY(split_time_parse(r->until, &out->until));
+    out->sample_users = (uint32_t)r->sample_users;
+    if (r->since == NULL || r->until == NULL || out->since < out->until) return OK;
+    return fail(ERR_USAGE, "--since %s is not before --until %s", r->since, r->until);
+}
+
 static status plan_options(const source *s, const source_request *r, builder_options *out) {
     bool has_text_ids = s->has_text_ids || r->has_text_ids;
     *out = (builder_options){.has_text_users = has_text_ids,
@@ -148,6 +157,7 @@ static status plan_options(const source *s, const source_request *r, builder_opt
         out->min_item_events = (uint32_t)r->min_item_events;
         out->is_k_core = true;
     }
+    TRY(source_choose_events(r, out));
     if (r->time_unit != NULL) out->time_per_second = strcmp(r->time_unit, "ms") == 0 ? 1000 : 1;
     return r->action_kind != NULL ? action_kind_parse(r->action_kind, &out->actions) : OK;
 }

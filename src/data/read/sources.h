@@ -53,6 +53,8 @@ typedef struct source_request {
     int64_t skip_bad;                                        /* bad rows that may be skipped */
     double skip_bad_percent;                                 /* or their share; 0: not given */
     int64_t min_user_events, min_item_events;                /* a k-core; 0: all */
+    const char *since, *until;                               /* seconds or dates; of all sources */
+    int64_t sample_users;                                    /* 0: all */
     const char *items, *items_id, *items_title;   /* side file with titles, its columns */
     const char *item_features;                    /* "a,b:list,c:number" of it, or "none" */
     const char *item_vectors, *item_vector_ids;   /* .npy or .safetensors; a file of ids */
@@ -61,6 +63,9 @@ typedef struct source_request {
     bool has_random_logs; /* KuaiRand: the logs of randomly exposed videos too */
     bool drop_duplicates;
 } source_request;
+
+/* Sets the options of a builder that every source has: since, until and sample_users. */
+status source_choose_events(const source_request *r, builder_options *out);
 
 /* The result of source_read; source_result_fini frees it. */
 typedef struct source_result {

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/half.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "format/json.h"
@@ -346,8 +347,13 @@ static status ask_all(comparison *k) {
 
 static status open_both(comparison *k, const char *checkpoint, const char *folder) {
     engine_model_info info;
-    TRY(engine_load(k->e, "run", checkpoint));
-    TRY(engine_load(k->e, "engine", folder));
+    log_level level = log_get_level();
+    if (level < LOG_WARN) log_set_level(LOG_WARN); /* its notes were given when it was converted */
+    status st = engine_load(k->e, "run", checkpoint);
+    if (!k->is_exact) log_set_level(level);
+    if (st == OK) st = engine_load(k->e, "engine", folder);
+    log_set_level(level);
+    TRY(st);
     TRY(engine_model(k->e, 0, &k->info));
     TRY(engine_model(k->e, 1, &info));
     k->out->n_items = info.n_items;

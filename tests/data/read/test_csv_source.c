@@ -527,3 +527,40 @@ TEST(memory_that_runs_out_anywhere_is_reported) {
     CHECK(oom_at_each_allocation(read_and_write, &job) > 20);
     pool_destroy(job.p);
 }
+
+/* Events from --since on and before --until; the same users in every sample, and of those that a
+ * larger sample has. */
+TEST(events_are_chosen_by_time_and_users_by_a_sample) {
+    char *said, path[4096];
+    seq_file *few, *more;
+    snprintf(path, sizeof path, "%s/log.csv", test_folder());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs("user_id,item_id,timestamp\n", f) >= 0);
+    for (int u = 1; u <= 40; u++)
+        for (int i = 0; i < 4; i++) /* 2001-09-09T01:46:40Z and three days after it */
+            fprintf(f, "u%d,%d,%d.5\n", u, u % 3 + i, 1000000000 + 86400 * i);
+    CHECK(fclose(f) == 0);
+    said = prep_ok("csv --input log.csv --out few --sample-users 7 --since "
+                   "2001-09-10T01:46:40Z --until 1000172800");
+    CHECK_CONTAINS(said, " 120   events out of --since and --until\n");
+    CHECK_CONTAINS(said, " 33   events of users who are not in the sample\n");
+    prep_ok("csv --input log.csv --out more --sample-users 20 --min-user-events 4");
+    snprintf(path, sizeof path, "%s/few", test_folder());
+    CHECK_OK(seq_file_open(&few, path, NULL));
+    snprintf(path, sizeof path, "%s/more", test_folder());
+    CHECK_OK(seq_file_open(&more, path, NULL));
+    CHECK(few->n_users == 7 && few->n_events == 7);
+    CHECK(more->n_users == 20 && more->n_events == 80);
+    for (uint64_t u = 0; u < few->n_users; u++) {
+        buf id = {0};
+        CHECK_OK(seq_user_name(few, u, &id));
+        CHECK(seq_find_user(more, buf_str(&id)) < more->n_users);
+        buf_fini(&id);
+        CHECK_EQ(few->time[few->offsets[u]], (int64_t)1000086400500);
+    }
+    seq_file_close(few);
+    seq_file_close(more);
+    prep_fails("csv --input log.csv --out x --since 2030-01-01", 1, "from --since to --until");
+    prep_fails("csv --input log.csv --out x --since 9 --until 8", 2, "is not before --until 8");
+    prep_fails("csv --input log.csv --out x --since yesterday", 2, "'yesterday' is no time");
+}
