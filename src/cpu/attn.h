@@ -11,8 +11,7 @@
  * j) of a strip is at [j / TILE_PANEL * panel + i * TILE_PANEL + j % TILE_PANEL], where `panel` is
  * the distance between panels.  So products along its rows and along its columns both read it in
  * order. */
-#ifndef HSTU_CPU_ATTN_H
-#define HSTU_CPU_ATTN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -123,5 +122,3 @@ int32_t attn_mask_row(const attn_args *a, int32_t b, int32_t row, attn_span *out
 
 /* Checks that no sequence is longer than the arguments say.  ERR_USAGE names the sequence. */
 status attn_lengths_check(const attn_args *a);
-
-#endif

@@ -6,8 +6,7 @@
  * memory with float32 activations.  Each result has the layout of its tensor (out and dq: the
  * queries', dk and dv: the keys').  Results are accumulated: the caller zeroes them.  A result that
  * is NULL is skipped.  Any thread; two calls that add to the same result may not overlap. */
-#ifndef HSTU_CPU_ATTN_NAIVE_H
-#define HSTU_CPU_ATTN_NAIVE_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -45,5 +44,3 @@ void softmax_attn_naive_row(const softmax_attn_args *a, int32_t b, int32_t head,
                             const attn_naive_results *to);
 void softmax_attn_naive_sequence(const softmax_attn_args *a, int32_t b, const attn_rounding *r,
                                  const attn_naive_results *to);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Sums over a row are `omp simd` reductions: the compiler may keep one partial sum a lane, which is
  * what makes them fast, and which is at least as exact as a sum from left to right. */
-#ifndef HSTU_CPU_NORM_ROW_H
-#define HSTU_CPU_NORM_ROW_H
+#pragma once
 
 #include <math.h>
 #include <string.h>
@@ -121,5 +120,3 @@ static inline void norm_affine_grad_finish(const norm_affine_grad *g, int64_t n_
     if (g->dbias != NULL)
         cpu_add_partials(g->dbias, g->dim, g->partials + g->dim, n_chunks, 2 * g->dim);
 }
-
-#endif

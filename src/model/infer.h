@@ -9,8 +9,7 @@
  * infer_hooks.  Results with and without it are equal; on the CPU bit for bit.
  *
  * One thread at a time, but for infer_finish; the session must outlive it. */
-#ifndef HSTU_MODEL_INFER_H
-#define HSTU_MODEL_INFER_H
+#pragma once
 
 #include "base/mem.h"
 #include "model/histories.h"
@@ -131,5 +130,3 @@ status infer_popular(const infer *f, arena *a, infer_query *q, const popular_ite
 /* The items most similar to those of `seen` as a query's answer; the scores are cosines.  The
  * device's thread, but for a CPU's, where it may be any. */
 status infer_similar(const infer *f, arena *a, infer_query *q);
-
-#endif

@@ -7,8 +7,7 @@
  * gradients only once a pass trains.  Passes read the weights and never change them; the optimizer
  * does.  A model with dynamic tables has one buffer for the rows of a batch: its passes must not
  * run at the same time.  One thread at a time; the backend and the config must outlive it. */
-#ifndef HSTU_MODEL_MODEL_H
-#define HSTU_MODEL_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -114,5 +113,3 @@ void model_map_items(model *m, const float *rows, const float *normed);
 int32_t model_dim(const model *m);           /* E */
 int64_t model_n_numbers(const model *m);     /* parameter count */
 uint64_t model_memory_bytes(const model *m); /* of the backend; passes have their own */
-
-#endif

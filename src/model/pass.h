@@ -5,8 +5,7 @@
  * next layer needs: two hidden states, the activations of one layer, no gradients.  Several passes
  * on one model each have their own sizes; those that train add to the same gradients, the model's.
  * One thread at a time; the model must outlive it. */
-#ifndef HSTU_MODEL_PASS_H
-#define HSTU_MODEL_PASS_H
+#pragma once
 
 #include "model/model.h"
 #include "nn/batch_layout.h"
@@ -158,5 +157,3 @@ void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets,
 int32_t pass_distinct_rows(int32_t *rows, int32_t n);
 
 uint64_t pass_memory_bytes(const pass *p); /* of the backend, without what is borrowed */
-
-#endif

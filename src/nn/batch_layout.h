@@ -14,8 +14,7 @@
  * gradient.  Other small batches are rounded up by tokens and outputs that belong to no sequence,
  * and by empty sequences, so that few shapes have to be recorded.  A batch_layout belongs to one
  * thread. */
-#ifndef HSTU_NN_BATCH_LAYOUT_H
-#define HSTU_NN_BATCH_LAYOUT_H
+#pragma once
 
 #include "base/sort.h"
 #include "data/set/batcher.h"
@@ -161,5 +160,3 @@ int64_t batch_layout_list_labels(const layout_config *c, const batch *b, const u
 
 /* The view that layers get; dropout is off until the caller sets it. */
 sequences batch_layout_sequences(const batch_layout *p);
-
-#endif

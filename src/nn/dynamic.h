@@ -25,8 +25,7 @@
  * was trained on (model/vocabulary.h says which that is); where
  * several features share a table, with the feature's number in the upper 32 bits.  A model owns its
  * tables, and has one buffer for the rows of a batch: one pass at a time, one thread at a time. */
-#ifndef HSTU_NN_DYNAMIC_H
-#define HSTU_NN_DYNAMIC_H
+#pragma once
 
 #include "base/file.h"
 #include "config/config.h"
@@ -236,5 +235,3 @@ status dynamic_news_of_all(dynamic_tables *d, dynamic_table *t, dynamic_state *o
 
 /* Bytes of all rows of this rank, wherever they are. */
 uint64_t dynamic_bytes(const dynamic_tables *d);
-
-#endif

@@ -1,8 +1,7 @@
 /* Dynamic tables of a model from inside: dynamic_make.c makes them and their stores, dynamic.c
  * fetches and updates rows, dynamic_ranks.c exchanges them between ranks and has the static tables
  * that ranks hold together. */
-#ifndef HSTU_NN_DYNAMIC_INT_H
-#define HSTU_NN_DYNAMIC_INT_H
+#pragma once
 
 #include "nn/dynamic.h"
 
@@ -62,5 +61,3 @@ status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float
 
 /* Records which of the ids that a fetch gave no row. */
 void dynamic_note_missing(dynamic_table *t, const embed_batch *got);
-
-#endif

@@ -9,8 +9,7 @@
  * so the causal half of the history, and with its backward pass (which computes the scores again)
  * three and a half times that.  Other recomputation that saves memory, and everything that is not a
  * product, is not counted.  Published figures count the layers only: flops_layers. */
-#ifndef HSTU_NN_FLOPS_H
-#define HSTU_NN_FLOPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ flops flops_of_batch(const config *c, int32_t n_context, const batch *b, bool is
 
 /* uvqk, attention and projection. */
 double flops_layers(const flops *f);
-
-#endif

@@ -3,8 +3,7 @@
  *     y = dropped(silu(h W_1) * (h W_3)) W_2 (+ residual)
  *
  * Weights are stored (out, in), and there are no biases. */
-#ifndef HSTU_NN_GLU_FFN_H
-#define HSTU_NN_GLU_FFN_H
+#pragma once
 
 #include "nn/params.h"
 
@@ -40,5 +39,3 @@ status glu_ffn_bwd(const glu_ffn *f, const glu_ffn_acts *a, const glu_ffn_scratc
 
 /* y = x W^T (+ b), a weight stored (n_out, n_in) and NULL or its bias, in both directions. */
 linear_args linear_of_param(const param *w, const param *b, int64_t n, const void *x, void *y);
-
-#endif

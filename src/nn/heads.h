@@ -5,8 +5,7 @@
  * is one loss position of the batch's layout.  A loss adds to the sum of the losses and fills the
  * gradient of the rows; those of retrieval also add to the gradient of the item table and mark its
  * rows.  A head knows its rows, not their loss. */
-#ifndef HSTU_NN_HEADS_H
-#define HSTU_NN_HEADS_H
+#pragma once
 
 #include "base/sort.h"
 #include "nn/batch_layout.h"
@@ -166,5 +165,3 @@ status retrieval_encode(const retrieval_head *h, retrieval_acts *a, backend *be,
  * gradient of hidden to d_hidden (T, E).  The caller sets sum, seed and negatives of the rows. */
 status retrieval_train(const retrieval_head *h, retrieval_acts *a, backend *be,
                        const batch_layout *p, loss_rows rows, const void *hidden, void *d_hidden);
-
-#endif

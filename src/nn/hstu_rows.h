@@ -5,8 +5,7 @@
  * exchanges between all ranks turn one into the other: v, q and k before the attention, its result
  * after it.  Since each head is computed whole, on one rank, every mask and kernel is the same.
  * The backward pass exchanges v, q and k again instead of keeping them, and the gradients. */
-#ifndef HSTU_NN_HSTU_ROWS_H
-#define HSTU_NN_HSTU_ROWS_H
+#pragma once
 
 #include "nn/layer.h"
 
@@ -47,5 +46,3 @@ status hstu_rows_fetch_grad(const hstu_rows *r, const hstu_layer_config *c, back
                             const void *d_attn);
 status hstu_rows_give_grad(const hstu_rows *r, const hstu_layer_config *c, backend *be, int64_t n,
                            void *d_uvqk);
-
-#endif

@@ -6,8 +6,7 @@
  * Tables of equal width are contiguous in one array, the bank, so that one gather reads items,
  * actions and contextual values, and one scatter adds their gradients.  Where tables are of another
  * width than the model, a small MLP first maps their rows to width E. */
-#ifndef HSTU_NN_INPUT_H
-#define HSTU_NN_INPUT_H
+#pragma once
 
 #include "nn/batch_layout.h"
 #include "nn/mlp.h"
@@ -147,5 +146,3 @@ status input_list(input *in, input_acts *a, backend *be, const batch_layout *p,
 
 /* Marks the table rows that the batch reads. */
 status input_mark(const input *in, backend *be, const batch_layout *p);
-
-#endif

@@ -12,8 +12,7 @@
  * The optimizer updates own rows in the place of the item table (param.own), and the rows of values
  * and W as dense parameters.  Their gradients follow from that of the item table once it is summed
  * over ranks, so any number of ranks gives the same bits. */
-#ifndef HSTU_NN_ITEM_CONTENT_H
-#define HSTU_NN_ITEM_CONTENT_H
+#pragma once
 
 #include "data/set/seq_file.h"
 #include "nn/params.h"
@@ -62,5 +61,3 @@ status content_make_for_step(content_rows *c, uint64_t seed, uint32_t step);
 
 /* From the gradient of the item table, in place, to those of own rows, values and W. */
 status content_bwd(content_rows *c);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * A further kind is a file like hstu_layer.c: its structs join the unions here, and its table of
  * functions layer_add_params.  All layers of a model are of one kind and one shape. */
-#ifndef HSTU_NN_LAYER_H
-#define HSTU_NN_LAYER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -316,5 +315,3 @@ static inline status layer_add_params(layer *l, const layer_config *c, param_lis
 static inline uint32_t layer_site(const layer_kind *kind, int index) {
     return 1 + kind->n_sites * (uint32_t)index;
 }
-
-#endif

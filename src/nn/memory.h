@@ -1,7 +1,6 @@
 /* Memory of a model or of a pass: backend and host blocks, all allocated at its creation and freed
  * with it.  So running allocates nothing, and destroying a half-made model is one call. */
-#ifndef HSTU_NN_MEMORY_H
-#define HSTU_NN_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -123,5 +122,3 @@ typedef struct model_limits {
     bool has_bf16_wire;    /* rows and their gradients travel in bfloat16 */
     bool can_list;         /* gradients of large tables may be listed by rows (nn/input.h) */
 } model_limits;
-
-#endif

@@ -1,7 +1,6 @@
 /* Dense layers with packed weights or without, and a small MLP: dense layers with an activation
  * between them, none after the last. */
-#ifndef HSTU_NN_MLP_H
-#define HSTU_NN_MLP_H
+#pragma once
 
 #include "nn/params.h"
 
@@ -49,5 +48,3 @@ status mlp_fwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const vo
 /* dy is the gradient of y and may be overwritten; dx may be NULL. */
 status mlp_bwd(const mlp *m, const mlp_acts *a, backend *be, int64_t n, const void *x, void *dy,
                void *dx);
-
-#endif

@@ -6,8 +6,7 @@
  * measures their norm, clears them or reduces them over ranks.  Gradients of tables stay outside
  * that range: a lazy optimizer touches only the marked rows of a table, the rows of dynamic tables
  * are between the rows of static ones (input.h), and sharded tables are not reduced at all. */
-#ifndef HSTU_NN_PARAMS_H
-#define HSTU_NN_PARAMS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -146,5 +145,3 @@ int64_t param_cut_run(const param *p, int64_t at, int64_t *n);
 /* Copies this rank's part of a whole array of float32 on the host, of any alignment, to memory of
  * the backend. */
 status param_cut_take(const param *p, backend *be, const void *whole, float *to);
-
-#endif

@@ -1,7 +1,6 @@
 /* Sequences: what a layer needs to know about its tokens, besides their activations.  A view of
  * memory of the backend. */
-#ifndef HSTU_NN_SEQUENCES_H
-#define HSTU_NN_SEQUENCES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -71,5 +70,3 @@ static inline dropout_args sequences_path(const sequences *s, float rate, uint32
     return (dropout_args){
         .n = s->n_tokens, .dim = dim, .drop = sequences_drop(s, rate, site), .is_path = true};
 }
-
-#endif

@@ -10,8 +10,7 @@
  * (without it every tile is partial).
  *
  * Pure functions of their arguments, for any thread, on the host and on the device. */
-#ifndef HSTU_OPS_ATTN_MASK_H
-#define HSTU_OPS_ATTN_MASK_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -341,5 +340,3 @@ MASK_FN bool attn_tile_is_full(const attn_args *a, const attn_sequence *s, int r
     return a->func != NULL ? attn_func_is_full(a, s, row0, row1, j0, j1)
                            : attn_rule_is_full(a, s, row0, row1, j0, j1);
 }
-
-#endif

@@ -22,8 +22,7 @@
  *   ERR_IO.  A collective that only enqueues work may leave the failure to the next call; `barrier`
  *   returns every failure before it.  After one failure all calls fail: the process ends, and a
  *   new one resumes from the last checkpoint. */
-#ifndef HSTU_OPS_COMM_H
-#define HSTU_OPS_COMM_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -158,6 +157,4 @@ status combine_cuda(void *stream, comm_type type, comm_rule rule, int64_t n, con
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -3,8 +3,7 @@
  * Implemented by src/cuda/core/backend.cu, or by src/ops/backend.c in a build without CUDA, where
  * there are none.  A machine without a GPU or without a driver is not a failure: it has no devices,
  * and device_driver says why.  Any thread may call. */
-#ifndef HSTU_OPS_DEVICE_H
-#define HSTU_OPS_DEVICE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -47,5 +46,4 @@ status backend_open(struct backend **out, struct pool *workers, const char *devi
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -21,8 +21,7 @@
  * end do not count.
  *
  * A mask is immutable; any thread may read it. */
-#ifndef HSTU_OPS_MASK_H
-#define HSTU_OPS_MASK_H
+#pragma once
 
 #include "base/status.h"
 #include "ops/mask_rule.h"
@@ -61,5 +60,3 @@ int64_t mask_length(const mask *m, int64_t sequence);
  * sequence must have passed mask_check. */
 void mask_fill_rows(const mask *m, int64_t sequence, int32_t n, int32_t row, int32_t n_rows,
                     uint64_t *words, int64_t stride);
-
-#endif

@@ -9,8 +9,7 @@
  * a bitmap.  The lists depend on the sequence's own length only.  None, causal and sliding need no
  * lists: a row of theirs is one span (mask_rule_span), which a kernel computes, so their lengths
  * need not be known on the host.  This header is compiled by nvcc too. */
-#ifndef HSTU_OPS_MASK_RULE_H
-#define HSTU_OPS_MASK_RULE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -192,5 +191,3 @@ static inline bool mask_choice_shares(const mask_rule *r, int64_t n_tiles, int64
     if (!mask_rule_is_span(r)) return n_tiles > MASK_SHARED_TILES * n_begins;
     return (r->kind != MASK_SLIDING || mask_choice_is_wide(r)) && max_len > MASK_SHARED_LENGTH;
 }
-
-#endif

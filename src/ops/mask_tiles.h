@@ -9,8 +9,7 @@
  * mask for each sequence, and keeps them in the backend's memory for the batches that follow.  When
  * they have grown to MASK_BATCH_BYTES, the next batch starts again with none.  It belongs to one
  * thread at a time, like its backend. */
-#ifndef HSTU_OPS_MASK_TILES_H
-#define HSTU_OPS_MASK_TILES_H
+#pragma once
 
 #include "ops/mask.h"
 #include "ops/ops.h"
@@ -47,5 +46,3 @@ status mask_batch_set(mask_batch *mb, int64_t first, int32_t n_sequences, const 
 
 /* The view of the last set; valid until the next one or destroy. */
 const mask_view *mask_batch_view(const mask_batch *mb);
-
-#endif

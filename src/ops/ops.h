@@ -28,8 +28,7 @@
  *
  * Letters as in docs/notation.md: B sequences, T tokens, H heads, D head dim, E model dim, V rows
  * of a table. */
-#ifndef HSTU_OPS_OPS_H
-#define HSTU_OPS_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -988,6 +987,4 @@ status head_by_steps(backend *be, const head_args *a);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -9,8 +9,7 @@
  *     adagrad          s += g^2;        w -= lr g / (sqrt(s) + eps)
  *     rowwise adagrad  s += mean(g^2);  w -= lr g / (sqrt(s) + eps)
  * AdaGrad has one state s for each element, row-wise AdaGrad one for each row. */
-#ifndef HSTU_OPS_OPTIMIZER_RULE_H
-#define HSTU_OPS_OPTIMIZER_RULE_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -130,5 +129,3 @@ OPTIMIZER_FN void optimizer_adagrad(const optimizer_rule *r, float g, float s, f
 OPTIMIZER_FN float optimizer_row_rate(const optimizer_rule *r, float s, float grad_scale) {
     return r->rate / (sqrtf(s) + r->eps) * grad_scale;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Rows, and columns of heads, packed for an exchange between ranks and unpacked after it, within a
  * backend's memory.  Rows and columns are bytes, so their type does not matter.  The functions have
  * their place in the backend's order of execution, like ops. */
-#ifndef HSTU_OPS_ROW_MOVES_H
-#define HSTU_OPS_ROW_MOVES_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -56,6 +55,4 @@ status head_parts_cuda(void *stream, const head_parts *a, bool is_back);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -25,8 +25,7 @@
  * Row: `dim` values, then the state of the optimizer, all float32:
  *     SGD none | Adam m (dim), v (dim) | AdaGrad s (dim) | row-wise AdaGrad s (1)
  * padded to row_bytes, a multiple of 16; the padding is never read. */
-#ifndef HSTU_OPS_TABLE_H
-#define HSTU_OPS_TABLE_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -388,5 +387,4 @@ typedef struct table_ops {
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -7,8 +7,7 @@
  * leave at most one edge to compare.  The comparison is an addition: a quarter's entry is its
  * bucket in the high bits, and 21 low bits that carry into it exactly when the rest of the mantissa
  * reaches the edge. */
-#ifndef HSTU_OPS_TIME_BUCKET_H
-#define HSTU_OPS_TIME_BUCKET_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -48,6 +47,4 @@ static inline uint32_t bucket_of(const bucket_table *table, float distance) {
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -4,8 +4,7 @@
  * it is read once and the variance is taken around the true mean.  Gradients of weight and bias
  * stay in registers too: each thread keeps its columns while its block walks over rows; the block
  * then writes one partial sum, and a small kernel adds those in order. */
-#ifndef HSTU_CUDA_OPS_NORM_ROW_CUH
-#define HSTU_CUDA_OPS_NORM_ROW_CUH
+#pragma once
 
 #include "cuda/core/kernel.cuh"
 
@@ -294,5 +293,3 @@ static inline status norm_check_dim(int32_t dim) {
         CUDA_WITH_ACT(be,                                                                          \
                       NORM_WITH_TILE(T, (a)->dim, (is_packed<T>((a), is_backward)), __VA_ARGS__)); \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* What the kernels of the sampled softmax share: the job, and rows of a table spread over lanes. */
-#ifndef HSTU_CUDA_OPS_SAMPLED_SOFTMAX_CUH
-#define HSTU_CUDA_OPS_SAMPLED_SOFTMAX_CUH
+#pragma once
 
 #include "cuda/core/kernel.cuh"
 
@@ -41,5 +40,3 @@ __device__ static inline float row_scale(const softmax_job &j, int32_t v) {
 
 /* The gradient of the table (sampled_softmax_table.cu): adds the weighted queries to dtable. */
 status softmax_table_gradient(backend *be, const softmax_job *j);
-
-#endif

@@ -6,8 +6,7 @@
  * next one of a tile, t = lane % 4.  In a sample each thread keeps the best row of several groups
  * of rows; otherwise rows that reach a query's bound are collected, through a buffer of the warp in
  * shared memory, in a list of the query. */
-#ifndef HSTU_CUDA_OPS_TOPK_CUH
-#define HSTU_CUDA_OPS_TOPK_CUH
+#pragma once
 
 #include <math.h>
 
@@ -232,5 +231,3 @@ typedef struct topk_scan {
 /* For SM 9.0; takes the calls that it is true of. */
 bool topk_can_sm90(const backend *be, const rank_args *a);
 topk_scan topk_scan_sm90(const backend *be, const rank_args *a);
-
-#endif

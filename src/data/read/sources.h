@@ -3,8 +3,7 @@
  * A source names its files, their layout and what else it brings (titles, the catalogue, contextual
  * features); its reader fills a builder.  Every event of every user is kept, whatever the side
  * files say: a user without a row there has no context, an item without one has no title. */
-#ifndef HSTU_DATA_READ_SOURCES_H
-#define HSTU_DATA_READ_SOURCES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,5 +87,3 @@ void source_result_fini(source_result *r);
 
 /* The name of a kind of action, as on the command line, and back. */
 const char *action_kind_name(action_kind kind);
-
-#endif

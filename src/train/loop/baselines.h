@@ -5,8 +5,7 @@
  * items among the last max_history events before the target (the model's window), unless
  * keeps_seen; of equal scores the smaller item number comes first.  Both learn from the training
  * part of the split alone.  The same numbers with any number of threads. */
-#ifndef HSTU_TRAIN_LOOP_BASELINES_H
-#define HSTU_TRAIN_LOOP_BASELINES_H
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -52,5 +51,3 @@ typedef struct incidence {
 status incidence_init(incidence *in, const split *s, uint64_t stride, uint64_t max_events);
 void incidence_fini(incidence *in);
 uint64_t incidence_n_users(const incidence *in, uint32_t item);
-
-#endif

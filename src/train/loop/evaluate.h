@@ -11,8 +11,7 @@
  * The result is a pure function of model and data: the same with any number of threads, and on a
  * GPU where the backend is deterministic.  Several ranks take the batches in turn, and all of them
  * get the result, with the bits of one rank.  One thread at a time. */
-#ifndef HSTU_TRAIN_LOOP_EVALUATE_H
-#define HSTU_TRAIN_LOOP_EVALUATE_H
+#pragma once
 
 #include <signal.h>
 #include <stdbool.h>
@@ -141,5 +140,3 @@ void protocol_write(const protocol *p, json_writer *w);
 
 /* A few lines, "  Ranked    ...". */
 status protocol_describe(const protocol *p, buf *out);
-
-#endif

@@ -6,8 +6,7 @@
  * the table of its feature.  GENERATED_BATCHES batches are made at most (the reference makes 100)
  * and repeated, as in the reference: so the tables, which have room for the ids that occur, stay
  * small compared with the capacities of the config. */
-#ifndef HSTU_TRAIN_LOOP_GENERATED_H
-#define HSTU_TRAIN_LOOP_GENERATED_H
+#pragma once
 
 #include "base/status.h"
 #include "base/thread.h"
@@ -24,5 +23,3 @@ status generated_describe(bench_data_config *out, const config *c);
 /* Draws and opens it (seq_file_close closes it), and says in a line of the log what the tables
  * hold. The file has no name on the disk. */
 status generated_open(seq_file **out, const config *c, pool *p);
-
-#endif

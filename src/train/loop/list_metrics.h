@@ -3,8 +3,7 @@
  * are asked, no model.  docs/evaluation.md has the formulas.
  *
  * One thread at a time. */
-#ifndef HSTU_TRAIN_LOOP_LIST_METRICS_H
-#define HSTU_TRAIN_LOOP_LIST_METRICS_H
+#pragma once
 
 #include "config/metric_list.h"
 #include "train/loop/baselines.h"
@@ -34,5 +33,3 @@ void list_metrics_add(list_metrics *l, const int32_t *item, int32_t n, int32_t v
 /* The metric of all lists, by what was measured of each; NAN where there are none. */
 double list_metrics_value(const list_metrics *l, const metric *m, const user_position *users,
                           int64_t n_users);
-
-#endif

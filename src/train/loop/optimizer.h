@@ -5,8 +5,7 @@
  * a gradient since the last update move).  Rows of tables whose gradients are listed (nn/input.h)
  * make the dense steps that they missed when they are used next, in one go (ops/optimizer_rule.h).
  * One thread at a time; the backend and the parameters must outlive it. */
-#ifndef HSTU_TRAIN_LOOP_OPTIMIZER_H
-#define HSTU_TRAIN_LOOP_OPTIMIZER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -105,5 +104,3 @@ status optimizer_fetch_norm(optimizer *o, double *to, uint64_t *ticket);
 /* The learning rate of update t (from 1) of n_steps: linear over the warm-up, then constant, or a
  * half cosine down to 0 at the end. */
 double schedule_rate(const config *c, int64_t t, int64_t n_steps);
-
-#endif

@@ -6,8 +6,7 @@
  * where the backend is deterministic), and a run that is stopped and resumed at any step equals an
  * uninterrupted one.  Where a signal asks to stop, the run is saved and ERR_INTERRUPTED returned.
  * One thread at a time. */
-#ifndef HSTU_TRAIN_LOOP_TRAINER_H
-#define HSTU_TRAIN_LOOP_TRAINER_H
+#pragma once
 
 #include <signal.h>
 #include <stdbool.h>
@@ -106,5 +105,3 @@ status trainer_step(trainer *t, bool *is_last);
 status trainer_settle(trainer *t);
 
 const optimizer *trainer_optimizer(const trainer *t);
-
-#endif

@@ -1,7 +1,6 @@
 /* The output of a trainer: config.json, the lines of log.jsonl, the report, and calls of its
  * observer.  Inside the trainer only: trainer.c trains, trainer_log.c writes what it did. */
-#ifndef HSTU_TRAIN_LOOP_TRAINER_LOG_H
-#define HSTU_TRAIN_LOOP_TRAINER_LOG_H
+#pragma once
 
 #include "base/log.h"
 #include "base/text.h"
@@ -97,5 +96,3 @@ void trainer_recall(trainer *t);
 
 /* A line {"event": what, "step": ..., "reason": ...} for the log alone; failures are ignored. */
 void trainer_note(trainer *t, const char *what, const char *reason);
-
-#endif

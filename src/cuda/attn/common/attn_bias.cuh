@@ -4,8 +4,7 @@
  * The gradients of a tile of pairs are rounded to multiples of a power of two, 18 bits below the
  * largest one, so that a sum of 4096 of them fits 32 bits, which shared memory adds natively; the
  * tile's cells are then added to 64-bit cells of the whole batch, multiples of 2^-46. */
-#ifndef HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
-#define HSTU_CUDA_ATTN_COMMON_ATTN_BIAS_CUH
+#pragma once
 
 #include "cuda/core/kernel.cuh"
 
@@ -89,5 +88,3 @@ static inline status bias_finish(backend *be, const attn_args *a, const unsigned
                        cuda_div_up(n, 256), 256, 0, cells, 2 * a->bias_len - 1, a->dposition_w,
                        a->dtime_w);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Masks in kernels: those of ops/attn_mask.h as bits of the scores that a thread holds, the bucket
  * of a pair of times, the tiles of ops/mask_rule.h; and the stores of fragments. */
-#ifndef HSTU_CUDA_ATTN_COMMON_ATTN_MASK_CUH
-#define HSTU_CUDA_ATTN_COMMON_ATTN_MASK_CUH
+#pragma once
 
 #include <stdint.h>
 
@@ -129,5 +128,3 @@ __device__ static inline void transpose_quad(uint32_t (&v)[4]) {
             v[i + 2] = other;
     }
 }
-
-#endif

@@ -10,8 +10,7 @@
  * tiles read; in a chunk the tiles that see the most come first, so that only short work is left at
  * the end.  With a plan (tiles_plan: a small kernel that runs before) sequences are ordered by
  * length, longest first. */
-#ifndef HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
-#define HSTU_CUDA_ATTN_COMMON_ATTN_TILES_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/kernel.cuh"
@@ -204,5 +203,3 @@ static inline status tiles_plan(attn_tiles *t, void *scratch, cudaStream_t strea
     t->starts = starts;
     return cuda_launched("the plan of the attention's tiles");
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Which block of a softmax attention works on which rows of which sequence and head. */
-#ifndef HSTU_CUDA_ATTN_COMMON_SOFTMAX_BLOCKS_CUH
-#define HSTU_CUDA_ATTN_COMMON_SOFTMAX_BLOCKS_CUH
+#pragma once
 
 #include "cuda/core/cuda.h"
 #include "ops/mask_rule.h"
@@ -70,5 +69,3 @@ static inline soft_order soft_order_of(backend *be, const softmax_attn_args *a, 
 static inline int64_t soft_count_blocks(const softmax_attn_args *a, const soft_order *o) {
     return (int64_t)o->n_tiles * a->n_sequences * a->n_heads;
 }
-
-#endif

@@ -12,8 +12,7 @@
  * EXACT: operands are split into two TF32 numbers, big + small, and small x small is left out
  * (3xTF32): the error is as in float32.  Otherwise operands are rounded once, to TF32; only up to
  * DIM = 64, where speed matters most, to keep the build short. */
-#ifndef HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
-#define HSTU_CUDA_ATTN_F32_ATTN_F32_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/kernel.cuh"
@@ -552,5 +551,3 @@ __device__ static inline unsigned masks_see(const attn_args &a, const attn_seque
     }
     return seen;
 }
-
-#endif

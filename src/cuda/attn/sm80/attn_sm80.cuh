@@ -8,8 +8,7 @@
  *
  * Rows and columns beyond the end of a sequence are zeros in shared memory, so they add nothing to
  * any sum, and masks can ignore them. */
-#ifndef HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
-#define HSTU_CUDA_ATTN_SM80_ATTN_SM80_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_bias.cuh"
 #include "cuda/attn/common/attn_mask.cuh"
@@ -616,5 +615,3 @@ template <> constexpr bool half_is_tuned<__nv_bfloat16> = true;
                         "attention: head dimension %d; on a GPU in 16 bits at most 256", (dim));   \
         }                                                                                          \
     } while (0)
-
-#endif

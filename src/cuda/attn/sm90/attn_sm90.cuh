@@ -3,8 +3,7 @@
  *
  * A tile of R rows and D columns is stored as D / 64 parts of R rows of 128 bytes; with D = 32, as
  * one part with rows of 64 bytes. */
-#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
-#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/core/kernel.cuh"
@@ -187,5 +186,3 @@ __device__ static inline void store_staged(char *room, T *to, int64_t stride, in
     }
     __syncwarp();
 }
-
-#endif

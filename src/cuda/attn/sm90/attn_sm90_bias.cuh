@@ -7,8 +7,7 @@
  *   the position weights of its diagonals.  A score then costs a subtraction and two look-ups: the
  *   table of ops/time_bucket.h and the weights of the buckets.  Bound by these look-ups and the
  *   instructions around them, about fifteen a score. */
-#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BIAS_CUH
-#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BIAS_CUH
+#pragma once
 
 #include "cuda/attn/sm90/attn_sm90.cuh"
 
@@ -241,5 +240,3 @@ time_add_wide(const time_tables *t, const time_tile<ROWS, COLUMNS> *tile, const 
         turn<2>(buckets);
     }
 }
-
-#endif

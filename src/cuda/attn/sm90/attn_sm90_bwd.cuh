@@ -4,8 +4,7 @@
  * (the producer warp decides which).  Scores are computed with keys as rows, so that weights
  * and their gradients go from registers into dv and dk; the gradients also pass through shared
  * memory, where they are multiplied with the keys: dq, five products in all. */
-#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
-#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_BWD_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_tiles.cuh"
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
@@ -675,5 +674,3 @@ __device__ static inline void dq_end(const attn_args &a, const bwd_keys &w, int 
                      dq[4 * j + 3]);
     }
 }
-
-#endif

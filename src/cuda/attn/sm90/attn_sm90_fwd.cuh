@@ -10,8 +10,7 @@
  * a clock).
  * - Several small blocks a multiprocessor (plain), which hide each other's latency: for shorter
  *   sequences, which are bound by latency and bytes, and for every bias (attn_sm90_bias.cuh). */
-#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
-#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_FWD_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_tiles.cuh"
 #include "cuda/attn/sm90/attn_sm90_bias.cuh"
@@ -710,5 +709,3 @@ template <typename T, typename S> status fwd_launch(backend *be, const attn_args
     return cuda_launch_early(be, "the attention", attn_fwd_sm90_kernel<T, S>, n_blocks, S::THREADS,
                              S::BYTES, *a, tiles, maps);
 }
-
-#endif

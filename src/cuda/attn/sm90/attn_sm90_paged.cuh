@@ -10,8 +10,7 @@
  * Otherwise there is a line of all tiles of keys of all units, in equal shares, one for each group
  * of blocks; the blocks of a group work on the same keys for neighbouring tiles of queries, so that
  * one of them reads the keys from memory and the others from the L2 cache. */
-#ifndef HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_CUH
-#define HSTU_CUDA_ATTN_SM90_ATTN_SM90_PAGED_CUH
+#pragma once
 
 #include "cuda/attn/sm90/attn_sm90_fwd.cuh"
 
@@ -792,5 +791,3 @@ __global__ void __launch_bounds__(32 * SUM_WARPS, SUM_THREADS / (32 * SUM_WARPS)
     /* One block waits, so that this kernel is complete after the previous one. */
     if (blockIdx.x == 0) grid_wait();
 }
-
-#endif

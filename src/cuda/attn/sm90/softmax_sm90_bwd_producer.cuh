@@ -4,8 +4,7 @@
  * What a unit of work needs to know (its sequence, where its lists begin, their first entries) are
  * loads that depend on each other.  A unit passes through them one a turn, while the units before
  * it are loaded, so that the warp waits for none of them. */
-#ifndef HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_BWD_PRODUCER_CUH
-#define HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_BWD_PRODUCER_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/common/softmax_blocks.cuh"
@@ -317,5 +316,3 @@ __device__ static void soft90_bwd_ask(const soft90_bwd_job &job, const soft90_bw
     e->records[own].t.head = -1;
     barrier_arrive(&e->keys[own]);
 }
-
-#endif

@@ -11,8 +11,7 @@
  *   latency.
  * - GROUPS = 2: dense masks; two row tiles share what is loaded.  Bound by exponentials (16 a clock
  *   and multiprocessor, as long as the two products take at D = 64). */
-#ifndef HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_FWD_CUH
-#define HSTU_CUDA_ATTN_SM90_SOFTMAX_SM90_FWD_CUH
+#pragma once
 
 #include "cuda/attn/common/attn_mask.cuh"
 #include "cuda/attn/common/softmax_blocks.cuh"
@@ -519,5 +518,3 @@ template <typename T, typename S> status soft90_launch(backend *be, const softma
     return cuda_launch_early(be, "the softmax attention", softmax_attn_fwd_sm90_kernel<T, S>,
                              soft_count_blocks(a, &job.order), S::THREADS, S::BYTES, job);
 }
-
-#endif
