@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# pip install ./python into a fresh virtual environment: without numpy, then with it; what twine says of the wheel.
+# pip install ./python into a fresh virtual environment: without numpy, then with it, pandas and polars; the examples of the
+# docstrings; mypy --strict of a user's file; what twine says of the wheel.
 # Where torch is in build/python, its operators are checked, too.  Exit code 77: pip or its packages cannot be had here.
 #
 #   tests/python.sh          the library of build/release, as `make build/release/libhstu.so` makes it
@@ -55,9 +56,18 @@ check_tag() {
 python3 -m venv "$place/fresh"
 "$place/fresh/bin/python" $pip "$place"/wheel/*.whl
 for kind in bare numpy; do
-    if [ $kind = numpy ]; then "$place/fresh/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }; fi
+    if [ $kind = numpy ]; then
+        "$place/fresh/bin/python" $pip numpy || { echo "numpy cannot be had here" && exit 77; }
+        "$place/fresh/bin/python" $pip --only-binary :all: pandas polars mypy || echo "skipped: pandas, polars and mypy cannot be had here"
+    fi
     (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$program" "$place/run-$kind")
 done
+has() { "$place/fresh/bin/python" -c "import $1" 2>/dev/null; }
+if has pandas; then (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check_docs.py" "$place/docs"); fi
+if has mypy; then
+    (cd "$place" && "$place/fresh/bin/python" -m mypy --strict --cache-dir "$place/mypy" "$root/tests/python/typed_user.py")
+    if has pandas; then (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/typed_user.py" "$place/docs/data" "$place"); fi
+fi
 # A slice of the campaign with threads, forks, closed objects and Ctrl-C, of seconds; with the address sanitizer where a library
 # of it was built (make VARIANT=asan build/asan/libhstu.so).
 stress() {

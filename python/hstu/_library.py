@@ -2,12 +2,24 @@
 
 The library looks handles up and takes turns on one object, so threads, closed objects and forks need no lock here.  What
 ctypes would do silently is refused: cut texts at a NUL, and integers to the width of their field."""
+from __future__ import annotations
+
 import ctypes
+import importlib
 import operator
 import os
 import time
 from ctypes import (POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64,
                     c_void_p)
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+    Floats = NDArray[numpy.float32]  # a memoryview where numpy is not there
+
+Path = Union[str, "os.PathLike[str]"]
+Id = Union[str, int]  # of a user or an item
 
 
 class Error(Exception):
@@ -117,8 +129,8 @@ def call(name, *args):
         raise _BY_STATUS.get(status, Error)(lib.hstu_error().decode("utf-8", "replace"))
 
 
-def library_version():
-    return lib.hstu_version().decode()
+def library_version() -> str:
+    return str(lib.hstu_version().decode())
 
 
 def text_bytes(text, what):
@@ -147,12 +159,15 @@ def integer(kind, value, what):
     return number
 
 
+_Self = TypeVar("_Self", bound="Object")
+
+
 class Object:
     """An object of the library: a handle, closed once, whoever closes it.  The library refuses a closed one."""
     _handle = c_void_p(1)  # no handle has this value; an open object has one of its own
     _close = None  # the function that closes it
 
-    def close(self):
+    def close(self) -> None:
         """Closes the object; calls on other threads run to their end, later ones raise UsageError."""
         handle = self.__dict__.pop("_handle", None)  # one of several threads gets it
         if handle:
@@ -163,10 +178,10 @@ class Object:
     def __reduce_ex__(self, _):  # of copy, deepcopy and pickle, also by multiprocessing
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it stands for memory of this process; open another")
 
-    def __enter__(self):
+    def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
 
@@ -191,6 +206,27 @@ def text_of(name, handle, number):
         if len(text.value) < size - 1:
             return text.value.decode("utf-8", "replace")
         size *= 4
+
+
+def array(values, what):
+    """numpy's view of an array of numpy, torch, JAX, ... in host memory, without a copy; None if it is no array."""
+    is_numpy = hasattr(values, "__array_interface__")
+    if not is_numpy and not hasattr(values, "__dlpack__"):
+        return None
+    try:
+        import numpy
+        return numpy.asarray(values) if is_numpy else numpy.from_dlpack(values)
+    except ImportError:
+        return None
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:
+        raise UsageError(f"{what}: {e}") from e
+
+
+def frame(columns, library):
+    """A table of pandas or polars of {name: list}."""
+    if library not in ("pandas", "polars"):
+        raise UsageError(f"a frame of {library!r}: give pandas or polars")
+    return importlib.import_module(library).DataFrame(columns)
 
 
 def floats(shape):

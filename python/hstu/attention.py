@@ -5,7 +5,7 @@ functions are torch custom operators: they work in eager mode, under torch.compi
 imported here alone."""
 import inspect
 from ctypes import c_void_p
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -183,7 +183,8 @@ def _join_pages(k, v, cu_q, cu_k, targets, kv_cache, page_offsets, page_ids, las
     return joined(0, k), joined(1, v)
 
 
-def hstu_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *args, **given):
+def hstu_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *args: Any,
+                          **given: Any) -> Tensor:
     """silu(alpha (q k + rab)) v / scaling_seqlen over jagged sequences, under the mask of the arguments.
 
     q: (total_q, heads, dim), k and v: (total_k, heads, dim); cu_seqlens_*: (batch + 1) int32; rab: (batch, heads or 1,
@@ -247,7 +248,7 @@ _WHEEL = ("max_seqlen_q", "max_seqlen_k", "num_contexts", "num_targets", "target
 hstu_attn_varlen_func.__signature__ = inspect.signature(_varlen)
 
 
-def hstu_attn_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, *args, **given):
+def hstu_attn_qkvpacked_func(qkv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *args: Any, **given: Any) -> Tensor:
     """hstu_attn_varlen_func with q, k and v in one tensor, (tokens, 3, heads, dim), which is not copied."""
     return hstu_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens_q, cu_seqlens_k, *args, **given)
 

@@ -10,14 +10,14 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ._library import Path
 from ._program import Process, files, is_notebook, is_shown
 from .data import Dataset
 
-Path = Union[str, "os.PathLike[str]"]
 Event = Dict[str, Any]
 Callback = Callable[[Event], Optional[object]]
 
-_METRIC = re.compile(r"(hr|ndcg|recall|precision|mrr|coverage|novelty|diversity|auc|gauc|acc|logloss|ne|ece|mae|rmse|mse)(@\d+|:.+)?$")
+_METRIC = re.compile(r"(hr|ndcg|recall|precision|mrr|coverage|novelty|diversity|auc|gauc|acc|logloss|ne|ece)(@\d+|:.+)?$")
 _SHOWN = ("hr@10", "ndcg@10", "mrr", "auc", "gauc", "logloss")
 
 
@@ -132,7 +132,8 @@ class _Progress:
             self.head = f"{event.get('model')}, {event.get('parameters', 0):,} parameters; {event.get('users', 0):,} users, " \
                         f"{event.get('items', 0):,} items; {event.get('device')}"
         elif "loss" in event:
-            name = "done" if event["event"] == "done" else f"epoch {event['epoch'] + 1}" if "epoch" in event else f"step {event['step']}"
+            name = f"epoch {event['epoch'] + 1}" if "epoch" in event else f"step {event['step']}"
+            name = "done" if event["event"] == "done" else name
             speed = f"{event.get('tokens_per_s', 0) / 1000:.1f} k tokens/s"
             self.rows.append([name, f"{event['loss']:.4f}", _short(_metrics(event)), speed, "best" * bool(event.get("is_best"))])
         else:
@@ -192,7 +193,8 @@ def evaluate(run: Optional[Path] = None, *, progress: Optional[bool] = None, **o
     >>> low <= e["hr@5"] <= high
     True
     """
-    with files(options) as options, Process("eval", [] if run is None else [run], dict(options, json=True), is_shown(progress)) as p:
+    runs = [] if run is None else [run]
+    with files(options) as options, Process("eval", runs, dict(options, json=True), is_shown(progress)) as p:
         line = list(p.events())[-1]
     return _evaluation(line, str(line.get("part", "test")))
 

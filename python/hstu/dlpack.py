@@ -11,7 +11,7 @@ import sys
 import threading
 from ctypes import (POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, cast,
                     py_object, pythonapi)
-from typing import NamedTuple, Tuple
+from typing import Any, NamedTuple, Tuple
 
 from . import _library as _l
 
@@ -175,7 +175,7 @@ def _run(name, device, args, views):
     del views
 
 
-def attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **rest):
+def attn_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **rest: Any) -> Any:
     """(total_q, heads, dim of v); the other arguments are those of hstu_attn_varlen_func."""
     args, device, views = _fill(q, k, v, cu_seqlens_q, cu_seqlens_k, **rest)
     out = _empty(q, (q.shape[0], q.shape[1], v.shape[2]))
@@ -185,7 +185,7 @@ def attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **rest):
     return out
 
 
-def attn_varlen_backward(dout, q, k, v, cu_seqlens_q, cu_seqlens_k, **rest):
+def attn_varlen_backward(dout: Any, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **rest: Any) -> Tuple[Any, ...]:
     """The gradients of q, k and v, each with the shape of its array and without gaps between rows."""
     args, device, views = _fill(q, k, v, cu_seqlens_q, cu_seqlens_k, **rest)
     for name, stride, array in (("q", args.stride_q, q), ("k", args.stride_k, k), ("v", args.stride_v, v)):

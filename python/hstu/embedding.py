@@ -6,12 +6,13 @@
 
 Rows are the table's, not parameters: no torch optimizer sees them.  Needs numpy beside torch."""
 import itertools
+from typing import Any, Dict
 
 import numpy
 import torch
 
 from . import _library as _l
-from .table import TableCollection, bags_by_name, pooling_of
+from .table import Table, TableCollection, bags_by_name, pooling_of
 
 __all__ = ["EmbeddingBag", "EmbeddingBagCollection"]
 
@@ -47,13 +48,13 @@ class EmbeddingBag(torch.nn.Module):
 
     Unlike torch's, a mean takes per_sample_weights, too: their products with the rows are divided by the number of ids."""
 
-    def __init__(self, table, mode="sum", include_last_offset=False):
+    def __init__(self, table: Table, mode: str = "sum", include_last_offset: bool = False) -> None:
         super().__init__()
         pooling_of(mode)  # refuses what is none
         self.table, self.mode, self.include_last_offset = table, mode, include_last_offset
         self.pending = []  # (ids, offsets, weights, gradients) of each backward since the last step; clear() drops them
 
-    def forward(self, input, offsets=None, per_sample_weights=None):
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> torch.Tensor:
         if input.dim() == 2 and offsets is None:
             offsets = torch.arange(0, input.numel() + 1, input.shape[1]) if input.shape[1] else torch.zeros(len(input) + 1)
         elif input.dim() != 1 or offsets is None:
@@ -70,7 +71,7 @@ class EmbeddingBag(torch.nn.Module):
         anchor = torch.zeros((), requires_grad=self.training)  # the rows in autograd's graph
         return _Pool.apply(anchor, weights, self, ids, offsets)
 
-    def step(self, **step):
+    def step(self, **step: Any) -> None:
         """One update of the table (Table.update's lr, betas, eps, weight_decay) with the gradients of every backward since the
         last step, added up.  They are dropped, also where the update fails."""
         pending, self.pending = self.pending, []
@@ -91,19 +92,19 @@ class EmbeddingBag(torch.nn.Module):
 class EmbeddingBagCollection(torch.nn.Module):
     """EmbeddingBags by name: {name: (bags, dim)} of what TableCollection.lookup_pooled takes, with tensors."""
 
-    def __init__(self, tables, mode="sum"):
+    def __init__(self, tables: Any, mode: str = "sum") -> None:
         super().__init__()
         self.collection = tables if isinstance(tables, TableCollection) else TableCollection(tables)
         self.names = list(self.collection.tables)
         self.bags = torch.nn.ModuleList(EmbeddingBag(self.collection[name], mode) for name in self.names)
 
-    def forward(self, features):
+    def forward(self, features: Any) -> Dict[str, torch.Tensor]:
         features = bags_by_name(features)
         for name in features:
             self.collection[name]  # says which there are, before a table is changed
         return {name: self.bags[self.names.index(name)]._pool(*parts) for name, parts in features.items()}
 
-    def step(self, **step):
+    def step(self, **step: Any) -> None:
         """EmbeddingBag.step of each table."""
         for bag in self.bags:
             bag.step(**step)

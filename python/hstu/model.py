@@ -1,14 +1,19 @@
 """Trained models."""
+from __future__ import annotations
+
 import json
 import warnings
 from ctypes import addressof, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p, cast
 from operator import index
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union, overload
 
 from . import _library as _l
 from .data import _Names
 
 
 _MAX_K = 1024  # HSTU_MAX_K
+Pairs = List[Tuple[_l.Id, float]]  # ids and scores, best first
+Ids = Union[_l.Id, Iterable[_l.Id]]
 
 
 def _is_one(values):
@@ -30,25 +35,52 @@ class Model(_Names):
     takes a history.
 
     Calls of several threads on one model run one after the other; for calls at the same time open a model a thread.  A child
-    of fork() must open its own."""
+    of fork() must open its own.
+
+    >>> model = hstu.Model(run, data=data, device="cpu")
+    >>> [len(items) for items in model.recommend([1, 2], k=3)]
+    [3, 3]
+    >>> best, score = model.recommend(1, k=1, deny=[5, 6])[0]
+    >>> model.recommend(1, k=1, allow=[5])[0][0]
+    5
+    >>> model.score([1, 2], items=[5, 6]).shape  # users, items, model.score_names
+    (2, 2, 1)
+    """
     _close = _l.lib.hstu_model_close
 
-    def __init__(self, run, data=None, device="auto"):
+    def __init__(self, run: _l.Path, data: Optional[_l.Path] = None, device: str = "auto") -> None:
         handle = c_void_p()
         _l.call("hstu_model_open", _l.reference(handle), _l.path_bytes(run), _l.path_bytes(data),
                 _l.text_bytes(device, "device"))
         self._bind(handle)
         self._facts = _l.ModelInfo()
         _l.call("hstu_model_get_info", handle, _l.reference(self._facts))
+        self._run = str(_l.os.fspath(run))
         self._score_names = [_l.lib.hstu_model_score_name(handle, i).decode() for i in range(self._facts.n_scores)]
 
-    dim = property(lambda self: self._facts.dim)
-    n_parameters = property(lambda self: self._facts.parameters)
-    step = property(lambda self: self._facts.step)
-    is_retrieval = property(lambda self: bool(self._facts.is_retrieval))
+    def __repr__(self) -> str:
+        kind, state = "retrieval" if self.is_retrieval else "ranking", "" if "_handle" in self.__dict__ else ", closed"
+        return f"<hstu.Model {self._run}: {kind}, {self.n_parameters:,} parameters, {self._facts.items:,} items, " \
+               f"step {self.step:,}{state}>"
 
     @property
-    def score_names(self):
+    def dim(self) -> int:
+        return int(self._facts.dim)
+
+    @property
+    def n_parameters(self) -> int:
+        return int(self._facts.parameters)
+
+    @property
+    def step(self) -> int:
+        return int(self._facts.step)
+
+    @property
+    def is_retrieval(self) -> bool:
+        return bool(self._facts.is_retrieval)
+
+    @property
+    def score_names(self) -> List[str]:
         """What score() gives for a candidate: ["score"], or tasks, or a rating and its classes."""
         return list(self._score_names)
 
@@ -68,8 +100,21 @@ class Model(_Names):
                 given[key] = [i if isinstance(i, str) else index(i) for i in _as_list(given[key])]
         return json.dumps(given).encode() if given else None
 
-    def recommend(self, users=None, k=10, history=None, times=None, actions=None, keep_seen=False, *, filter=None,
-                  allow=None, deny=None, boost=None, max_per=None, pin=None):
+    @overload
+    def recommend(self, users: _l.Id, k: int = 10, *, keep_seen: bool = False, **rules: Any) -> Pairs: ...
+
+    @overload
+    def recommend(self, users: Iterable[_l.Id], k: int = 10, *, keep_seen: bool = False, **rules: Any) -> List[Pairs]: ...
+
+    @overload
+    def recommend(self, users: None = None, k: int = 10, *, history: Ids, times: Optional[Sequence[Any]] = None,
+                  actions: Optional[Ids] = None, keep_seen: bool = False, **rules: Any) -> Pairs: ...
+
+    def recommend(self, users: Optional[Ids] = None, k: int = 10, history: Optional[Ids] = None,
+                  times: Optional[Sequence[Any]] = None, actions: Optional[Ids] = None, keep_seen: bool = False, *,
+                  filter: Optional[str] = None, allow: Optional[Ids] = None, deny: Optional[Ids] = None,
+                  boost: Optional[List[Dict[str, Any]]] = None, max_per: Optional[Dict[str, int]] = None,
+                  pin: Optional[Ids] = None) -> Union[Pairs, List[Pairs]]:
         """The k best items, best first.
 
         users: an id, or some: [(item id, score), ...] for each user, in a list where several are given; popular items
@@ -102,7 +147,18 @@ class Model(_Names):
         lists = [next(known) if n is not None else list(popular) for n in found]
         return lists[0] if _is_one(users) else lists
 
-    def similar(self, item, k=10):
+    def recommend_frame(self, users: Iterable[_l.Id], k: int = 10, library: str = "pandas", **rules: Any) -> Any:
+        """recommend() as a frame of pandas or polars: user, rank, item and score; a frame's column may be `users`.
+
+        >>> hstu.Model(run, data=data, device="cpu").recommend_frame([1, 2], k=3).columns.tolist()
+        ['user', 'rank', 'item', 'score']
+        """
+        found = list(zip(users, self.recommend(users, k, **rules)))
+        rows = [(user, rank, item, score) for user, pairs in found for rank, (item, score) in enumerate(pairs, 1)]
+        columns = zip(*rows) if rows else ((), (), (), ())
+        return _l.frame(dict(zip(("user", "rank", "item", "score"), map(list, columns))), library)
+
+    def similar(self, item: _l.Id, k: int = 10) -> Pairs:
         """The k items most similar to one, by cosine of their embeddings: [(item id, cosine), ...]."""
         k = self._count(k)
         items, scores = (c_uint32 * k)(), (c_float * k)()
@@ -138,7 +194,7 @@ class Model(_Names):
                 items, scores)
         return self._pairs(items, scores, 0, k)
 
-    def score(self, users, items):
+    def score(self, users: Ids, items: Ids) -> _l.Floats:
         """(users, items, scores): the numbers of each candidate for each user; NaN where there is none."""
         numbers = self._users(users)
         candidates = _l.numbers(c_uint32, [self._item_number(i) for i in _as_list(items)], "item")
@@ -149,7 +205,7 @@ class Model(_Names):
             address + first * width))
         return out
 
-    def encode(self, users):
+    def encode(self, users: Ids) -> _l.Floats:
         """(users, dim): the state of each user after its history, which items are compared with."""
         numbers = self._users(users)
         out, address = _l.floats((len(numbers), self._facts.dim))
@@ -157,8 +213,10 @@ class Model(_Names):
             "hstu_model_encode", self._handle, _address(numbers, first, 8), n, address + first * 4 * self._facts.dim))
         return out
 
-    def embeddings(self):
-        """(items, dim): the rows of item_ids as they are scored; zeros where a dynamic table has none."""
+    def embeddings(self) -> _l.Floats:
+        """(items, dim): the rows of item_ids as they are scored; zeros where a dynamic table has none.
+
+        As all arrays here they are numpy's, which torch.from_dlpack, jax.dlpack.from_dlpack, ... take without a copy."""
         out, address = _l.floats((self._facts.items + 1, self._facts.item_dim))
         _l.call("hstu_model_item_embeddings", self._handle, address)
         return out[1:]

@@ -7,11 +7,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from . import _library as _l
+from ._library import Path
 from ._program import Process
-from .commands import Path
 
 _START_S, _STOP_S = 600, 60
 
@@ -64,7 +64,8 @@ class Server(Process):
                 said = e.read().decode("utf-8", "replace")
             raise (_l.UsageError if 400 <= e.code < 500 else _l.Error)(f"{e.code}: {said.strip()}") from None
         except urllib.error.URLError as e:
-            if self.process.poll() is not None:
+            self.reader.join(1)  # its end is not seen at once
+            if not self.reader.is_alive():
                 self.fail("has ended")
             raise _l.Error(f"{self.url}{path}: {e.reason}") from e
         return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
@@ -104,7 +105,7 @@ class Server(Process):
         return f"<hstu.Server {self.url or 'closed'}>"
 
 
-def serve(*runs: Path, data: Union[Path, None] = None, log: bool = False, **options: Any) -> Server:
+def serve(*runs: Path, data: Optional[Path] = None, log: bool = False, **options: Any) -> Server:
     """Starts `hstu serve` on a free port and waits until it is ready: `with hstu.serve(run, data=data) as server: ...`.
 
     Options are those of the command: port, host, state, keys, name, split, device, ...  log=True shows its log."""

@@ -1,6 +1,6 @@
 """Softmax attention under any mask on torch tensors: hstu_softmax_attn_varlen_func of hstu.attention."""
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_uint8, c_void_p
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -118,9 +118,10 @@ def _same(a, b):
     return a is b or (a.shape == b.shape and (a.device.type != "cpu" or torch.compiler.is_compiling() or torch.equal(a, b)))
 
 
-def hstu_softmax_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
-                                  softmax_scale=None, causal=False, window_size=(-1, -1), mask=None,
-                                  silu_scale=0.0):
+def hstu_softmax_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+                                  max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: Optional[float] = None,
+                                  causal: bool = False, window_size: Tuple[int, int] = (-1, -1), mask: Optional[str] = None,
+                                  silu_scale: float = 0.0) -> Tensor:
     """softmax(softmax_scale q k) v over jagged sequences, with the arguments of flash_attn_varlen_func.
 
     q, k, v: (total, heads, dim); cu_seqlens_q and cu_seqlens_k: the same (batch + 1).  mask: a text as 'hstu mask show' takes

@@ -1,8 +1,11 @@
 """Dynamic embedding tables: rows for any 64-bit id."""
+from __future__ import annotations
+
 import ctypes
 import itertools
 import operator
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_uint8, c_uint64, c_void_p
+from typing import Any, Dict, List, Mapping, Tuple
 
 from . import _library as _l
 
@@ -72,13 +75,12 @@ def _id(value):
 
 
 def _ids(values, what="id"):
-    """(count, memory of uint64 ids): numpy's arrays as they are, other sequences copied."""
-    if hasattr(values, "__array_interface__"):
-        import numpy
-        array = numpy.asarray(values)
+    """(count, memory of uint64 ids): arrays of 64-bit integers as they are, other sequences copied."""
+    array = _l.array(values, what + "s")
+    if array is not None:
         if array.dtype.kind not in "iu":
             raise _l.UsageError(f"{what}s are integers, not {array.dtype}")
-        array = numpy.ascontiguousarray(array.reshape(-1)).astype(numpy.int64 if array.dtype.kind == "i" else numpy.uint64)
+        array = array.reshape(-1).astype(array.dtype.kind + "8", order="C", copy=not array.flags.c_contiguous)
         return array.size, array, array.ctypes.data
     memory = _l.numbers(c_uint64, (_id(v) for v in values), what)
     return len(memory), memory, ctypes.addressof(memory)
@@ -86,9 +88,9 @@ def _ids(values, what="id"):
 
 def _rows(values, n, dim, what):
     """Memory of (n, dim) float32 numbers."""
-    if hasattr(values, "__array_interface__"):
+    array = _l.array(values, what)
+    if array is not None:
         import numpy
-        array = numpy.asarray(values)
         if array.dtype.kind not in "fiu":
             raise _l.UsageError(f"{what} are numbers, not {array.dtype}")
         if array.shape != (n, dim):
@@ -126,7 +128,7 @@ def _bags(ids, offsets, mode, weights, read_only=False):
     if last != n:
         raise _l.UsageError(f"offsets: one more than there are bags, the last of them the number of ids, {n}, not {last}")
     if weights is not None:
-        rows = weights.reshape(-1, 1) if hasattr(weights, "__array_interface__") else [[w] for w in weights]
+        rows = weights.reshape(-1, 1) if hasattr(weights, "reshape") else [[w] for w in weights]
         if len(rows) != n:
             raise _l.UsageError(f"weights: expected one for each id, {n} in all; got {len(rows)}")
         weights, weights_at = _rows(rows, n, 1, "weights")
@@ -137,16 +139,26 @@ def _bags(ids, offsets, mode, weights, read_only=False):
 class Table(_l.Object):
     """A dynamic embedding table.
 
+    >>> table = hstu.Table(4, device="cpu", first_scale=0)
+    >>> table.lookup([7, 8]).tolist(), table
+    ([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]], <hstu.Table: 2 rows of 4>)
+    >>> table.insert([7], [[1, 2, 3, 4]])
+    0
+    >>> table.lookup_pooled([7, 7, 8], offsets=[0, 2, 3]).tolist()
+    [[2.0, 4.0, 6.0, 8.0], [0.0, 0.0, 0.0, 0.0]]
+
     optimizer: sgd, adam, adagrad or rowwise_adagrad; eviction: none, lru or lfu; capacity: rows on the device, host_capacity:
     more of them in host memory.  Rows come as numpy's arrays where numpy is there, (ids, dim) float32; they are given as arrays
-    of that shape or as one list of numbers an id.
+    of that shape or as one list of numbers an id.  Arrays of int64 and float32 in host memory, also of torch, JAX and whatever
+    speaks DLPack, are not copied.
 
     ids: integers from -2**63 to 2**64 - 1; -1 and 2**64 - 1 are the same id.  Calls of several threads run one after the other;
     a child of fork() must make its own table."""
     _close = _l.lib.hstu_table_destroy
 
-    def __init__(self, dim, capacity=65536, *, optimizer="adam", eviction="lru", host_capacity=0, max_batch=65536, seed=0,
-                 first_scale=0.01, admit_count=1, device="auto"):
+    def __init__(self, dim: int, capacity: int = 65536, *, optimizer: str = "adam", eviction: str = "lru", host_capacity: int = 0,
+                 max_batch: int = 65536, seed: int = 0, first_scale: float = 0.01, admit_count: int = 1,
+                 device: str = "auto") -> None:
         c = _Config()
         _l.lib.hstu_table_defaults(_l.reference(c))
         for kind, names in ((c_int32, {"dim": dim, "admit_count": admit_count}), (c_uint64, {"seed": seed}),
@@ -159,12 +171,15 @@ class Table(_l.Object):
         _l.call("hstu_table_create", _l.reference(handle), _l.reference(c))
         self.dim, self._handle = c.dim, handle
 
-    def __len__(self):
+    def __repr__(self) -> str:
+        return f"<hstu.Table: {f'{len(self):,} rows' if '_handle' in self.__dict__ else 'closed, rows'} of {self.dim}>"
+
+    def __len__(self) -> int:
         n = c_int64()
         _l.call("hstu_table_size", self._handle, _l.reference(n))
         return n.value
 
-    def find(self, ids):
+    def find(self, ids: Any) -> Tuple[_l.Floats, List[bool]]:
         """(rows, found): rows of ids, zeros where there is none, and a list that says where there is one.  Changes nothing."""
         n, keep, address = _ids(ids)
         rows, to = _l.floats((n, self.dim))
@@ -172,14 +187,14 @@ class Table(_l.Object):
         _l.call("hstu_table_find", self._handle, n, address, to, ctypes.addressof(found))
         return rows, [bool(x) for x in found[:n]]
 
-    def lookup(self, ids):
+    def lookup(self, ids: Any) -> _l.Floats:
         """Rows of ids; an id without one gets it."""
         n, keep, address = _ids(ids)
         rows, to = _l.floats((n, self.dim))
         _l.call("hstu_table_lookup", self._handle, n, address, to)
         return rows
 
-    def insert(self, ids, rows):
+    def insert(self, ids: Any, rows: Any) -> int:
         """Inserts distinct ids with these rows, or replaces them; the number of ids that found no place."""
         n, keep, address = _ids(ids)
         values, at = _rows(rows, n, self.dim, "rows")
@@ -187,13 +202,14 @@ class Table(_l.Object):
         _l.call("hstu_table_insert", self._handle, n, address, at, _l.reference(rejected))
         return rejected.value
 
-    def update(self, ids, gradients, *, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    def update(self, ids: Any, gradients: Any, *, lr: float = 1e-3, betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+               weight_decay: float = 0.0) -> None:
         """One step of the optimizer; gradients of an id that repeats are added up.  eps is above 0, except for sgd."""
         n, keep, address = _ids(ids)
         values, at = _rows(gradients, n, self.dim, "gradients")
         _l.call("hstu_table_update", self._handle, n, address, at, _step(lr, betas, eps, weight_decay))
 
-    def lookup_pooled(self, ids, offsets, *, mode="sum", weights=None, read_only=False):
+    def lookup_pooled(self, ids: Any, offsets: Any, *, mode: str = "sum", weights: Any = None, read_only: bool = False) -> _l.Floats:
         """(bags, dim): the sum or mean of the rows of each bag, times their weights; a bag without ids is zeros.
 
         Bag b has ids[offsets[b]:offsets[b + 1]]: offsets are one more than there are bags, as torch's with include_last_offset.
@@ -203,13 +219,15 @@ class Table(_l.Object):
         _l.call("hstu_table_lookup_pooled", self._handle, _l.reference(bags), to)
         return rows
 
-    def update_pooled(self, ids, offsets, gradients, *, mode="sum", weights=None, **step):
+    def update_pooled(self, ids: Any, offsets: Any, gradients: Any, *, mode: str = "sum", weights: Any = None,
+                      **step: Any) -> None:
         """update() by the gradients of the bags, (bags, dim); step: its lr, betas, eps and weight_decay."""
         bags, _, keep = _bags(ids, offsets, mode, weights)
         values, at = _rows(gradients, bags.n_bags, self.dim, "gradients")
         _l.call("hstu_table_update_pooled", self._handle, _l.reference(bags), at, _step(**step))
 
-    def weight_gradients(self, ids, offsets, gradients, *, mode="sum", read_only=False):
+    def weight_gradients(self, ids: Any, offsets: Any, gradients: Any, *, mode: str = "sum",
+                         read_only: bool = False) -> _l.Floats:
         """(ids): gradients of the weights by those of the bags, for the rows as they are now.  Changes nothing."""
         bags, n, keep = _bags(ids, offsets, mode, None, read_only)
         values, at = _rows(gradients, bags.n_bags, self.dim, "gradients")
@@ -217,18 +235,18 @@ class Table(_l.Object):
         _l.call("hstu_table_weight_gradients", self._handle, _l.reference(bags), at, to)
         return result
 
-    def erase(self, ids):
+    def erase(self, ids: Any) -> int:
         """The number of ids that were there."""
         n, keep, address = _ids(ids)
         erased = c_int64()
         _l.call("hstu_table_erase", self._handle, n, address, _l.reference(erased))
         return erased.value
 
-    def save(self, folder):
+    def save(self, folder: _l.Path) -> None:
         """Writes rows and optimizer state to a new folder; 'hstu info FOLDER' shows it."""
         _l.call("hstu_table_save", self._handle, _l.path_bytes(folder))
 
-    def load(self, folder):
+    def load(self, folder: _l.Path) -> int:
         """Replaces the content; the number of rows that found no place."""
         rejected = c_int64()
         _l.call("hstu_table_load", self._handle, _l.path_bytes(folder), _l.reference(rejected))
@@ -267,15 +285,15 @@ class TableCollection:
     (keys, lengths, values, weights), in which each key has as many bags and their ids follow each other key by key; or
     TorchRec's KeyedJaggedTensor.  Arguments and results a name are those of Table."""
 
-    def __init__(self, tables):
+    def __init__(self, tables: Mapping[str, Table]) -> None:
         self.tables = dict(tables)
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Table:
         if name not in self.tables:
             raise _l.UsageError(f"no table {name!r}; there are {', '.join(map(str, self.tables))}")
         return self.tables[name]
 
-    def lookup_pooled(self, features, *, mode="sum", read_only=False):
+    def lookup_pooled(self, features: Any, *, mode: str = "sum", read_only: bool = False) -> Dict[str, _l.Floats]:
         """{name: (bags, dim)}.  All arguments are checked first: if one is wrong, no table is changed."""
         features = bags_by_name(features)
         requests, result, keep = (_Request * len(features))(), {}, []
@@ -288,7 +306,7 @@ class TableCollection:
         _l.call("hstu_tables_lookup_pooled", len(requests), requests)
         return result
 
-    def update_pooled(self, features, gradients, *, mode="sum", **step):
+    def update_pooled(self, features: Any, gradients: Mapping[str, Any], *, mode: str = "sum", **step: Any) -> None:
         """Table.update_pooled of each name; gradients: {name: (bags, dim)}."""
         for name, (ids, offsets, weights) in bags_by_name(features).items():
             self[name].update_pooled(ids, offsets, gradients[name], mode=mode, weights=weights, **step)

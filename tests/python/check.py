@@ -129,6 +129,13 @@ def commands(data, run):
         items = library.DataFrame({"item_id": [f"i{i}" for i in range(13)], "title": [f"Item, {i}" for i in range(13)]})
         got = hstu.prep(frame, f"{FOLDER}/from-{name}", items=items, action_col="none")
         check(got.history(3) == made.history(3) and got.title("i4") == "Item, 4", f"prep of a frame of {name}")
+        back = hstu.prep(got.frame(name), f"{FOLDER}/again-{name}", action_col="none")
+        check([back.history(u) for u in back.user_ids] == [got.history(u) for u in got.user_ids], f"a frame of {name}, out and in")
+        with hstu.Model(run, data=data, device="cpu") as m:
+            users = library.Series([1, 2, 3])
+            rows = m.recommend_frame(users, k=2, library=name, deny=library.Series([5]))
+            want = [(u, r, *pair) for u, pairs in zip([1, 2, 3], m.recommend(users, k=2, deny=[5])) for r, pair in enumerate(pairs, 1)]
+            check([tuple(rows[c].to_list()[i] for c in ("user", "rank", "item", "score")) for i in range(6)] == want, f"{name}, out")
         print(f"frames of {name} {library.__version__}")
 
 
@@ -177,6 +184,7 @@ def one_score(m, data, run, history):
 
 def model(data, run, users, items, history):
     m = hstu.Model(run, data=data, device="cpu")
+    check(repr(m).startswith(f"<hstu.Model {run}: retrieval, 1,1") and "step " in repr(m), repr(m))
     check(m.is_retrieval and m.dim == 8 and m.score_names == ["score"] and m.step > 0, "facts")
     wanted = [json.loads(line) for line in
               program("recommend", run, "--data", data, "--all-users", "-k", "4", "--device", "cpu", "--json").splitlines()]
@@ -255,7 +263,7 @@ def misuse(data, run, users, items):
                  lambda: m.score(users, items), lambda: m.encode(users), m.embeddings, lambda: m.item_ids, lambda: m.user_ids,
                  lambda: m.title(items[0]), lambda: d.history(one), lambda: d.title(items[0]), lambda: d.item_ids):
         fails(hstu.UsageError, "closed", call)
-    check(m.score_names == names and m.dim == 8 and len(d) == len(users), "facts outlive the object")
+    check("closed" in repr(m) and m.score_names == names and m.dim == 8 and len(d) == len(users), "facts outlive the object")
 
 
 def threads(data, run, users):
@@ -416,6 +424,32 @@ def bags():
         check(len(t) == 2 and len(u) == 1, "what is refused makes no row")
 
 
+class Tensor:
+    """An array that speaks DLPack alone, and counts how often it is asked."""
+    def __init__(self, array):
+        self.array, self.asked = array, 0
+
+    def __dlpack__(self, **given):
+        self.asked += 1
+        return self.array.__dlpack__(**given)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def tensors(t):
+    """DLPack in and out, without copies."""
+    ids, rows = Tensor(numpy.array([21, 22])), Tensor(numpy.array([[1, 2], [3, 4]], numpy.float32))
+    t.insert(ids, rows)
+    check(ids.asked == rows.asked == 1 and t.find([21, 22])[0].tolist() == rows.array.tolist(), "ids and rows by DLPack")
+    count, memory, at = hstu.table._ids(ids)
+    check(at == ids.array.ctypes.data and hstu.table._rows(rows, 2, 2, "rows")[1] == rows.array.ctypes.data, "not copied")
+    out = t.lookup(ids)
+    check(numpy.from_dlpack(Tensor(out)).ctypes.data == out.ctypes.data, "results speak DLPack")
+    fails(hstu.UsageError, "ids are integers", lambda: t.find(rows))
+    fails(hstu.UsageError, "expected shape (2, 2), got (2,)", lambda: t.insert(ids, ids))
+
+
 def table():
     """Dynamic tables: rows come and go, optimizer steps, files."""
     ids = [3, 2**64 - 1, 3]
@@ -468,6 +502,7 @@ def table():
             for kind in ("U4", "c8", bool, object):
                 fails(hstu.UsageError, "rows are numbers, not", lambda: t.insert([1, 2, 4], numpy.ones((3, 2)).astype(kind)))
             fails(hstu.NumericError, "must be finite", lambda: t.insert([1], numpy.full((1, 2), 1e300)))
+            tensors(t)
 
 
 def naive(q, k, v, alpha, scaling):
