@@ -46,6 +46,8 @@ static status read_rows(const reader *d, const json_value *list, int32_t **out, 
         bool is_number = v->type == JSON_NUMBER && v->is_integer;
         if (!is_number && v->type != JSON_STRING)
             return fail(ERR_USAGE, "%s: an id is an integer or a string", list->key);
+        if (!is_number && (v->string_bytes == 0 || v->string_bytes > RULES_ID_BYTES))
+            return fail(ERR_USAGE, "%s: an id has 1 to %d bytes", list->key, RULES_ID_BYTES);
         if (is_number) snprintf(digits, sizeof digits, "%" PRId64, v->integer);
         uint32_t item = is_number && !items->has_text_items
                             ? seq_find_item_number(items, v->integer)

@@ -13,7 +13,10 @@
 #include "format/json.h"
 #include "model/item_filter.h"
 
-enum { RULES_BOOSTS = 6 }; /* 64 classes of items that differ in their boosts */
+enum {
+    RULES_BOOSTS = 6, /* 64 classes of items that differ in their boosts */
+    RULES_ID_BYTES = 255
+};
 
 typedef struct item_rules {
     const seq_file *items;

@@ -292,6 +292,7 @@ TEST(rules_are_checked) {
         {"{\"filter\": \"yaer > 1\"}", "did you mean 'year'?"},
         {"{\"allow\": 7}", "allow: expected a list of ids"},
         {"{\"deny\": [1.5]}", "deny: an id is an integer or a string"},
+        {"{\"pin\": [\"\"]}", "pin: an id has 1 to 255 bytes"},
         {"{\"boost\": {}}", "boost: expected a list of at most 6"},
         {"{\"boost\": [1,2,3,4,5,6,7]}", "boost: expected a list of at most 6"},
         {"{\"boost\": [7]}", "boost 1: expected {"},

@@ -26,53 +26,48 @@ enum {
     HOST_BYTES = 256
 };
 
-enum { ON_WORKER = KEY_ALL + 1 };
-
-typedef struct route {
-    /* A star is one part of any text; the names of parameters follow a question mark. */
-    const char *method, *path;
-    route_name name;
-    void (*serve)(call *c);
-    unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much */
-} route;
-
-static const route routes[] = {
-    {"POST", "v1/recommend", ROUTE_RECOMMEND, serve_ask, KEY_READ},
-    {"POST", "v1/rank", ROUTE_RANK, serve_ask, KEY_READ},
-    {"POST", "v1/similar", ROUTE_SIMILAR, serve_similar, KEY_READ | ON_WORKER},
-    {"POST", "rerank", ROUTE_RERANK, serve_ask, KEY_READ},
-    {"POST", "v1/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
-    {"POST", "v2/rerank", ROUTE_RERANK, serve_ask, KEY_READ},
-    {"POST", "v1/events", ROUTE_EVENTS, serve_events, KEY_EVENTS},
-    {"GET", "v1/users?prefix limit cursor", ROUTE_USERS, serve_list_users, KEY_READ | ON_WORKER},
-    {"GET", "v1/users/*?offset limit", ROUTE_USERS, serve_get_user, KEY_READ},
-    {"DELETE", "v1/users/*", ROUTE_USERS, serve_delete_user, KEY_ADMIN},
-    {"GET", "v1/models", ROUTE_MODELS, serve_models, KEY_READ | ON_WORKER},
-    {"POST", "v1/models/*/reload", ROUTE_RELOAD, serve_reload, KEY_ADMIN | ON_WORKER},
-    {"GET", "v1/stream", ROUTE_STREAM, serve_stream, KEY_READ},
-    {"GET", "v1/cache?model", ROUTE_PAGE, serve_cache, KEY_READ},
-    {"GET", "v1/map?model", ROUTE_PAGE, serve_map, KEY_READ | ON_WORKER},
-    {"GET", "v1/items?model search limit", ROUTE_PAGE, serve_items, KEY_READ | ON_WORKER},
-    {"GET", "v2", ROUTE_KSERVE, serve_kserve, KEY_READ},
-    {"GET", "v2/health/live", ROUTE_HEALTH, serve_kserve_live, 0},
-    {"GET", "v2/health/ready", ROUTE_HEALTH, serve_kserve_ready, 0},
-    {"GET", "v2/models/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
-    {"GET", "v2/models/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ | ON_WORKER},
-    {"GET", "v2/models/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
-    {"GET", "v2/models/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
-    {"GET", "v2/models/*/versions/*/config", ROUTE_KSERVE, serve_kserve_config, KEY_READ},
-    {"GET", "v2/models/*/versions/*/stats", ROUTE_KSERVE, serve_kserve_stats, KEY_READ},
-    {"GET", "v2/models/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
-    {"POST", "v2/models/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
-    {"GET", "v2/models/*/versions/*", ROUTE_KSERVE, serve_kserve_model, KEY_READ | ON_WORKER},
-    {"GET", "v2/models/*/versions/*/ready", ROUTE_KSERVE, serve_kserve_model_ready, KEY_READ},
-    {"POST", "v2/models/*/versions/*/infer", ROUTE_INFER, serve_infer, KEY_READ},
-    {"GET", "health", ROUTE_HEALTH, serve_health, 0},
-    {"GET", "v1/status", ROUTE_STATUS, serve_status, KEY_READ},
-    {"GET", "metrics", ROUTE_METRICS, serve_metrics_text, KEY_READ},
-    {"GET", "", ROUTE_PAGE, serve_page, 0},
+/* A route: its function is serve_FN. */
+#define R(method, path, name, fn, needs)                                                           \
+    { method, path, ROUTE_##name, serve_##fn, needs, #fn }
+const server_route server_routes[] = {
+    R("POST", "v1/recommend", RECOMMEND, recommend, KEY_READ),
+    R("POST", "v1/rank", RANK, rank, KEY_READ),
+    R("POST", "v1/similar", SIMILAR, similar, KEY_READ | ON_WORKER),
+    R("POST", "rerank", RERANK, rerank, KEY_READ),
+    R("POST", "v1/rerank", RERANK, rerank, KEY_READ),
+    R("POST", "v2/rerank", RERANK, rerank, KEY_READ),
+    R("POST", "v1/events", EVENTS, events, KEY_EVENTS),
+    R("GET", "v1/users?prefix limit cursor", USERS, list_users, KEY_READ | ON_WORKER),
+    R("GET", "v1/users/*?offset limit", USERS, get_user, KEY_READ),
+    R("DELETE", "v1/users/*", USERS, delete_user, KEY_ADMIN),
+    R("GET", "v1/models", MODELS, models, KEY_READ | ON_WORKER),
+    R("POST", "v1/models/*/reload", RELOAD, reload, KEY_ADMIN | ON_WORKER),
+    R("GET", "v1/stream", STREAM, stream, KEY_READ),
+    R("GET", "v1/cache?model", PAGE, cache, KEY_READ),
+    R("GET", "v1/map?model", PAGE, map, KEY_READ | ON_WORKER),
+    R("GET", "v1/items?model search limit", PAGE, items, KEY_READ | ON_WORKER),
+    R("GET", "v2", KSERVE, kserve, KEY_READ),
+    R("GET", "v2/health/live", HEALTH, kserve_live, 0),
+    R("GET", "v2/health/ready", HEALTH, kserve_ready, 0),
+    R("GET", "v2/models/stats", KSERVE, kserve_stats, KEY_READ),
+    R("GET", "v2/models/*", KSERVE, kserve_model, KEY_READ | ON_WORKER),
+    R("GET", "v2/models/*/config", KSERVE, kserve_config, KEY_READ),
+    R("GET", "v2/models/*/stats", KSERVE, kserve_stats, KEY_READ),
+    R("GET", "v2/models/*/versions/*/config", KSERVE, kserve_config, KEY_READ),
+    R("GET", "v2/models/*/versions/*/stats", KSERVE, kserve_stats, KEY_READ),
+    R("GET", "v2/models/*/ready", KSERVE, kserve_model_ready, KEY_READ),
+    R("POST", "v2/models/*/infer", INFER, infer, KEY_READ),
+    R("GET", "v2/models/*/versions/*", KSERVE, kserve_model, KEY_READ | ON_WORKER),
+    R("GET", "v2/models/*/versions/*/ready", KSERVE, kserve_model_ready, KEY_READ),
+    R("POST", "v2/models/*/versions/*/infer", INFER, infer, KEY_READ),
+    R("GET", "health", HEALTH, health, 0),
+    R("GET", "v1/status", STATUS, status, KEY_READ),
+    R("GET", "metrics", METRICS, metrics_text, KEY_READ),
+    R("GET", "openapi.json", PAGE, openapi, 0),
+    R("GET", "", PAGE, page, 0),
     {0},
 };
+#undef R
 
 void log_begin(json_writer *w, buf *line) {
     *line = (buf){0};
@@ -97,6 +92,8 @@ static void log_call(const call *c, int code, uint64_t ns) {
     log_begin(&w, &line);
     JSON_FIELDS(&w, FIELD("time", (double)(now.tv_sec * 1000 + now.tv_nsec / 1000000) / 1000),
                 FIELD("id", c->id), FIELD("peer", peer));
+    if (c->trace[0] != '\0')
+        JSON_FIELDS(&w, FIELD("traceparent", c->trace), FIELD("parent_span", c->parent_span));
     if (c->key_name != NULL) json_key_string(&w, "key", c->key_name);
     JSON_FIELDS(&w, FIELD("method", c->x->method), FIELD("path", c->x->path), FIELD("code", code),
                 FIELD("us", (int64_t)(ns / 1000)));
@@ -115,7 +112,7 @@ static void call_free(call *c) {
 
 void call_reply(call *c, int code, const char *type) {
     uint64_t ns = clock_ns() - c->x->arrived_ns;
-    http_set_header(c->x, "X-Request-Id", c->id);
+    call_set_headers(c);
     metrics_count(&c->s->metrics, c->route, code, ns);
     log_call(c, code, ns);
     http_respond(c->x, code, type, &c->body);
@@ -268,6 +265,10 @@ uint64_t server_log_dropped(const server *s) {
     return s->set.log_dropped != NULL ? s->set.log_dropped(s->set.log_ctx) : 0;
 }
 
+static uint64_t make_id(server *s) {
+    return hash64_mix(s->id_salt + atomic_fetch_add(&s->next_id, 1));
+}
+
 /* The client's id where it is harmless, else one of our own. */
 static void choose_id(call *c) {
     const char *given = http_header(c->x, "X-Request-Id");
@@ -278,8 +279,32 @@ static void choose_id(call *c) {
     if (is_good)
         memcpy(c->id, given, n + 1);
     else
-        snprintf(c->id, sizeof c->id, "%016" PRIx64,
-                 hash64_mix(c->s->id_salt + atomic_fetch_add(&c->s->next_id, 1)));
+        snprintf(c->id, sizeof c->id, "%016" PRIx64, make_id(c->s));
+}
+
+/* Whether n digits of a hexadecimal number follow, and then `end`. */
+static bool has_digits(const char *text, size_t n, char end) {
+    return strspn(text, "0123456789abcdef") == n && text[n] == end;
+}
+
+/* W3C Trace Context: the request is a span of its own in the client's trace.  Versions after 00 may
+ * add fields; a number that is 0 is none. */
+static void choose_trace(call *c) {
+    const char *t = http_header(c->x, "traceparent");
+    bool is_first = t != NULL && strncmp(t, "00", 2) == 0;
+    if (t == NULL || strncmp(t, "ff", 2) == 0 || !has_digits(t, 2, '-') ||
+        !has_digits(t + 3, 32, '-') || strspn(t + 3, "0") == 32 || !has_digits(t + 36, 16, '-') ||
+        strspn(t + 36, "0") == 16 ||
+        !(has_digits(t + 53, 2, '\0') || (!is_first && has_digits(t + 53, 2, '-'))))
+        return;
+    snprintf(c->parent_span, sizeof c->parent_span, "%.16s", t + 36);
+    snprintf(c->trace, sizeof c->trace, "00-%.32s-%016" PRIx64 "-%.2s", t + 3, make_id(c->s),
+             t + 53);
+}
+
+void call_set_headers(call *c) {
+    http_set_header(c->x, "X-Request-Id", c->id);
+    if (c->trace[0] != '\0') http_set_header(c->x, "traceparent", c->trace);
 }
 
 /* Splits and decodes the path.  False: an escape is wrong, or it has too many or too long parts. */
@@ -313,11 +338,11 @@ static bool matches(const call *c, const char *pattern) {
 }
 
 /* NULL: none; *allowed then has the methods of the path, if there is any. */
-static const route *find_route(const call *c, char allowed[64]) {
+static const server_route *find_route(const call *c, char allowed[64]) {
     const char *method = c->x->method;
     if (strcmp(method, "HEAD") == 0) method = "GET";
     allowed[0] = '\0';
-    for (const route *r = routes; r->method != NULL; r++) {
+    for (const server_route *r = server_routes; r->method != NULL; r++) {
         if (!matches(c, r->path)) continue;
         if (strcmp(r->method, method) == 0) return r;
         snprintf(allowed + strlen(allowed), 64 - strlen(allowed), "%s%s",
@@ -417,7 +442,7 @@ static bool may_enter(call *c, unsigned role) {
 
 /* Parameters are as strict as members of a body, so that typing mistakes are noticed; what checks
  * health, scrapes metrics or links to the page may add its own. */
-static bool has_good_query(call *c, const route *r) {
+static bool has_good_query(call *c, const server_route *r) {
     bool is_open = r->name == ROUTE_HEALTH || r->name == ROUTE_METRICS || r->serve == serve_page;
     const char *names = r->path + strcspn(r->path, "?");
     names += *names == '?';
@@ -432,7 +457,7 @@ static bool choose_route(call *c) {
     char allowed[64];
     if (!split_path(c))
         return call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
-    const route *r = find_route(c, allowed);
+    const server_route *r = find_route(c, allowed);
     if (r != NULL) {
         c->route = r->name;
         c->serve = r->serve;
@@ -459,6 +484,7 @@ static void begin(void *context, http_exchange *x) {
     c->route = ROUTE_OTHER;
     c->parsed_ns = x->arrived_ns;
     choose_id(c);
+    choose_trace(c);
     if (choose_route(c)) x->context = c;
 }
 

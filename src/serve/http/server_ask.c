@@ -505,11 +505,7 @@ static status read_ratings(engine *e, request_ask *r) {
     return engine_read_ratings(e, r->ask.model, (engine_event *)r->events, r->n_events);
 }
 
-void serve_ask(call *c) {
-    status (*read)(arena * a, const char *body, size_t n, request_ask *out) =
-        c->route == ROUTE_RECOMMEND ? request_recommend_read
-        : c->route == ROUTE_RANK    ? request_rank_read
-                                    : request_rerank_read;
+static void ask(call *c, status (*read)(arena *a, const char *body, size_t n, request_ask *out)) {
     bool was_asked;
     asking *q;
     if (is_refused_unread(c, &was_asked)) return;
@@ -564,4 +560,16 @@ void serve_similar(call *c) {
     engine_answer a = q.answer; /* the call ends with its answer */
     call_answer(c, st);
     engine_answer_release(&a);
+}
+
+void serve_recommend(call *c) {
+    ask(c, request_recommend_read);
+}
+
+void serve_rank(call *c) {
+    ask(c, request_rank_read);
+}
+
+void serve_rerank(call *c) {
+    ask(c, request_rerank_read);
 }

@@ -60,7 +60,7 @@ uint64_t metrics_n_requests(server_metrics *m);
 /* All metrics of a server, as text. */
 status metrics_write(server *s, arena *memory, buf *out);
 
-enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65 };
+enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65, TRACE_BYTES = 56 };
 
 /* The answer of /v1/map for a version of a model; empty: none was made. */
 typedef struct item_map {
@@ -103,10 +103,11 @@ typedef struct call {
     arena memory;
     int n_parts;
     char id[REQUEST_ID_BYTES];
-    const char *key_name;           /* of the API key, or NULL */
-    unsigned roles;                 /* what it may do; without keys everything */
-    char model[REQUEST_NAME_BYTES]; /* that answered, for the log */
-    uint64_t parsed_ns;             /* clock when the body was read */
+    char trace[TRACE_BYTES], parent_span[17]; /* traceparent of the answer, or "" */
+    const char *key_name;                     /* of the API key, or NULL */
+    unsigned roles;                           /* what it may do; without keys everything */
+    char model[REQUEST_NAME_BYTES];           /* that answered, for the log */
+    uint64_t parsed_ns;                       /* clock when the body was read */
     uint64_t tokens_reused, tokens_computed;
     void *state;              /* of the route, in the arena */
     void (*then)(void *call); /* of call_change */
@@ -114,6 +115,22 @@ typedef struct call {
     buf body;                         /* of the answer */
     char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded; the last: it need not be zeroed */
 } call;
+
+/* Its row in the table of routes, which ends with {0}. */
+typedef struct server_route {
+    /* A star is one part of any text; the names of parameters follow a question mark. */
+    const char *method, *path;
+    route_name name;
+    void (*serve)(call *c);
+    unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much */
+    const char *name_of_serve; /* without serve_ */
+} server_route;
+
+enum { ON_WORKER = KEY_ALL + 1 };
+extern const server_route server_routes[];
+
+/* The headers of every answer: ids of request and trace. */
+void call_set_headers(call *c);
 
 /* Answers with the call's body.  The call is gone. */
 void call_reply(call *c, int code, const char *type);
@@ -153,7 +170,9 @@ static inline uint64_t call_run_ns(const call *c) {
 void call_later(call *c, void (*fn)(void *call));
 
 /* The routes. */
-void serve_ask(call *c); /* recommend, rank and rerank */
+void serve_recommend(call *c);
+void serve_rank(call *c);
+void serve_rerank(call *c);
 void serve_similar(call *c);
 void serve_infer(call *c);
 void serve_events(call *c);
@@ -173,6 +192,7 @@ void serve_health(call *c);
 void serve_status(call *c);
 void serve_metrics_text(call *c);
 void serve_stream(call *c);
+void serve_openapi(call *c);
 void serve_page(call *c);
 void serve_cache(call *c);
 void serve_map(call *c);

@@ -145,7 +145,7 @@ void serve_stream(call *c) {
         return;
     }
     metrics_count(&s->metrics, c->route, 200, 0);
-    http_set_header(c->x, "X-Request-Id", c->id);
+    call_set_headers(c);
     http_set_header(c->x, "Cache-Control", "no-store");
     http_stream *stream = http_respond_stream(c->x, "text/event-stream");
     arena_fini(&c->memory);
