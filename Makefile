@@ -392,6 +392,7 @@ build/site-python/bin/mkdocs:
 
 site: build/site-python/bin/mkdocs
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $< build -q --strict
+	ls build/site/assets/stylesheets/main.*.css >/dev/null
 
 # Every op, model and golden vector on a GPU, in every precision with a fixed order of sums; --fast repeats the
 # two precisions that have other kernels without one.
