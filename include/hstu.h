@@ -19,7 +19,8 @@
  *     hstu_data                        calls run at the same time
  *     hstu_model, hstu_table,          calls on one object run one after the other, in any order:
  *     hstu_batcher, hstu_attn,         a second thread waits; open an object a thread for calls at
- *     hstu_softmax_attn                the same time
+ *     hstu_softmax_attn,               the same time
+ *     hstu_graph_attn
  *     hstu_train                       is not bound to an object: calls run at the same time
  * hstu_error() is per thread.  The batch of hstu_batcher_next is overwritten by the next call of
  * any thread.  On a GPU other than cuda:0, call from the thread that opened the object.
@@ -563,6 +564,86 @@ HSTU_API hstu_status hstu_softmax_attn_varlen_fwd(hstu_softmax_attn *attn,
 HSTU_API hstu_status hstu_softmax_attn_varlen_bwd(hstu_softmax_attn *attn,
                                                   const hstu_softmax_attn_varlen_args *args,
                                                   void *stream);
+
+/* Attention on a graph, on a GPU or the CPU.
+ *
+ * The graph is bipartite, n rows by m columns, in CSR; for each edge (i, j) and head, where terms
+ * whose pointers are NULL are left out, and without any of them x = 1:
+ *     x = alpha q_i . k_j + left_i + right_j + bias_ij
+ *     w_ij = f(x < 0 ? slope x : x)
+ *     out_i = sum over j of w_ij v_j
+ * f is the softmax over the edges of row i, SiLU, sigmoid or the identity.  The sum may be a mean
+ * (divided by the number of edges) or the largest w_ij v_j of each number.  A row without edges has
+ * out = 0.  Among its cases are
+ *     GAT:    left = a_l . h, right = a_r . h, slope = .2, v = h, softmax
+ *     spmm:   v and bias (the values of the edges; none: ones), identity
+ *     sddmm:  q, k and weights, without v, identity
+ * Several graphs in one call are one graph of blocks; relations are calls with graphs of their own.
+ * Sums are float32 in a fixed order: the same bits every time. */
+
+typedef struct hstu_graph_attn hstu_graph_attn;
+
+typedef enum hstu_graph_weight {
+    HSTU_GRAPH_SOFTMAX,
+    HSTU_GRAPH_SILU,
+    HSTU_GRAPH_SIGMOID,
+    HSTU_GRAPH_IDENTITY
+} hstu_graph_weight;
+
+typedef enum hstu_graph_sum { HSTU_GRAPH_SUM, HSTU_GRAPH_MEAN, HSTU_GRAPH_MAX } hstu_graph_sum;
+
+/* Every pointer is memory of the device, of the sizes that the graph gives: n rows, m columns, E
+ * edges.  Start from hstu_graph_attn_defaults, so that fields of later versions are set too. */
+typedef struct hstu_graph_attn_args {
+    hstu_dtype dtype;         /* the CPU takes HSTU_FLOAT32 only */
+    int32_t num_heads;        /* H */
+    int32_t dim_qk, dim_v;    /* numbers of a head, 1..256 each */
+    hstu_graph_weight weight; /* HSTU_GRAPH_SOFTMAX */
+    hstu_graph_sum sum;       /* HSTU_GRAPH_SUM; HSTU_GRAPH_MAX not with the softmax */
+    const void *q;            /* (n, H, dim_qk) dtype, with k; or NULL */
+    const void *k;            /* (m, H, dim_qk) dtype */
+    const void *v; /* (m, H, dim_v) dtype, or NULL: only weights and row_sum are wanted */
+    void *out;     /* (n, H, dim_v) dtype; written forward, read backward */
+    /* Elements between rows; 0: H times dim.  Each gradient has the layout of its tensor. */
+    int64_t stride_q, stride_k, stride_v, stride_out;
+    float alpha;        /* 1 */
+    float slope;        /* 1; LeakyReLU's */
+    const float *left;  /* (n, H) or NULL */
+    const float *right; /* (m, H) or NULL */
+    const float *bias;  /* (E, bias_heads) or NULL */
+    int32_t bias_heads; /* 1 (shared) or H */
+    /* (n, H) or NULL: the logarithm of the softmax's sum, else the sum of w.  Written forward; the
+     * softmax's backward pass reads it. */
+    float *row_sum;
+    float
+        *weights; /* (E, H) or NULL: w, written forward; read backward by a softmax with dweights */
+    int32_t *best; /* (n, H, dim_v): HSTU_GRAPH_MAX: the first edge with the largest value, -1 in a
+                      row without; written forward (or NULL), read backward */
+    /* backward; gradients that are NULL are not computed */
+    const void *dout;      /* (n, H, dim_v) dtype, with v */
+    const float *dweights; /* (E, H) or NULL */
+    void *dq, *dk, *dv;
+    float *dleft, *dright, *dbias;
+} hstu_graph_attn_args;
+
+HSTU_API void hstu_graph_attn_defaults(hstu_graph_attn_args *out);
+
+/* Row i has the edges indptr[i] .. indptr[i + 1] - 1, which lead to the columns indices[edge],
+ * ascending.  indptr (n_rows + 1) and indices are host memory and are copied, together with the
+ * edges by column and the pieces in which long rows are computed.  device: a GPU, or -1 for the
+ * CPU.  HSTU_ERR_USAGE names the first row with an edge out of range, out of order or twice;
+ * HSTU_ERR_DEVICE and HSTU_ERR_UNSUPPORTED as of hstu_attn_create. */
+HSTU_API hstu_status hstu_graph_attn_create(hstu_graph_attn **out, int32_t device, int32_t n_rows,
+                                            int32_t n_columns, const int32_t *indptr,
+                                            const int32_t *indices);
+HSTU_API void hstu_graph_attn_destroy(hstu_graph_attn *attn);
+
+/* Forward: writes out and what else has a pointer.  Backward: writes the gradients.  Streams,
+ * scratch memory and graphs of CUDA: as of hstu_attn_varlen_fwd; the CPU has no stream (NULL). */
+HSTU_API hstu_status hstu_graph_attn_fwd(hstu_graph_attn *attn, const hstu_graph_attn_args *args,
+                                         void *stream);
+HSTU_API hstu_status hstu_graph_attn_bwd(hstu_graph_attn *attn, const hstu_graph_attn_args *args,
+                                         void *stream);
 
 #ifdef __cplusplus
 }

@@ -555,6 +555,62 @@ status mirror_softmax_attn_bwd(backend *be, const softmax_attn_args *args) {
     RUN(m, softmax_attn_bwd, &a);
 }
 
+static void add_graph_side(mirror *m, graph_side *s, int64_t n_edges) {
+    MIRROR(m, s, begin, IN, I32, s->n + 1);
+    MIRROR(m, s, other, IN, I32, n_edges);
+    MIRROR(m, s, edge, IN, I32, n_edges);
+    MIRROR(m, s, pieces, IN, I32, 4 * (int64_t)s->n_pieces);
+    MIRROR(m, s, splits, IN, I32, 3 * (int64_t)s->n_splits);
+}
+
+static void add_graph_attn(mirror *m, graph_attn_args *a) {
+    int64_t n = a->g.rows.n, n_columns = a->g.columns.n, qk = (int64_t)a->n_heads * a->dim_qk;
+    add_graph_side(m, &a->g.rows, a->g.n_edges);
+    add_graph_side(m, &a->g.columns, a->g.n_edges);
+    MIRROR_ROWS(m, a, q, IN, ACT_FACTOR, n, qk, a->stride_q);
+    MIRROR_ROWS(m, a, k, IN, ACT_FACTOR, n_columns, qk, a->stride_k);
+    MIRROR_ROWS(m, a, v, IN, ACT_FACTOR, n_columns, a->n_heads * a->dim_v, a->stride_v);
+    MIRROR(m, a, left, IN, F32, n * a->n_heads);
+    MIRROR(m, a, right, IN, F32, n_columns * a->n_heads);
+    MIRROR(m, a, bias, IN, F32, a->g.n_edges * a->bias_heads);
+}
+
+status mirror_graph_attn_fwd(backend *be, const graph_attn_args *args) {
+    mirror *m = mirror_of(be);
+    graph_attn_args a = *args;
+    int64_t n = a.g.rows.n, width = (int64_t)a.n_heads * a.dim_v;
+    a.dout = a.dq = a.dk = a.dv = NULL;
+    mirror_begin(m);
+    add_graph_attn(m, &a);
+    if (a.v != NULL) MIRROR_ROWS(m, &a, out, OUT, ACT, n, width, a.stride_out);
+    if (a.sum == GRAPH_MAX && a.v != NULL) MIRROR(m, &a, best, OUT, I32, n * width);
+    MIRROR(m, &a, row_sum, OUT, F32, n * a.n_heads);
+    MIRROR(m, &a, weights, OUT, F32, a.g.n_edges * a.n_heads);
+    RUN(m, graph_attn_fwd, &a);
+}
+
+status mirror_graph_attn_bwd(backend *be, const graph_attn_args *args) {
+    mirror *m = mirror_of(be);
+    graph_attn_args a = *args;
+    int64_t n = a.g.rows.n, n_columns = a.g.columns.n, heads = a.n_heads;
+    int64_t qk = heads * a.dim_qk, width = heads * a.dim_v;
+    mirror_begin(m);
+    add_graph_attn(m, &a);
+    if (a.v != NULL) MIRROR_ROWS(m, &a, out, IN, ACT, n, width, a.stride_out);
+    if (a.sum == GRAPH_MAX && a.v != NULL) MIRROR(m, &a, best, IN, I32, n * width);
+    MIRROR(m, &a, row_sum, IN, F32, n * heads);
+    MIRROR(m, &a, weights, IN, F32, a.g.n_edges * heads);
+    MIRROR_ROWS(m, &a, dout, IN, ACT_FACTOR, n, width, a.stride_out);
+    MIRROR(m, &a, dweights, IN, F32, a.g.n_edges * heads);
+    MIRROR_ROWS(m, &a, dq, OUT, ACT, n, qk, a.stride_q);
+    MIRROR_ROWS(m, &a, dk, OUT, ACT, n_columns, qk, a.stride_k);
+    MIRROR_ROWS(m, &a, dv, OUT, ACT, n_columns, width, a.stride_v);
+    MIRROR(m, &a, dleft, OUT, F32, n * heads);
+    MIRROR(m, &a, dright, OUT, F32, n_columns * heads);
+    MIRROR(m, &a, dbias, OUT, F32, a.g.n_edges * a.bias_heads);
+    RUN(m, graph_attn_bwd, &a);
+}
+
 static void mirror_sparse(mirror *m, sparse_rows *r) {
     if (r->begin == NULL) return;
     int32_t n = r->begin[r->n];

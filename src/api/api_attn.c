@@ -1,12 +1,13 @@
-/* The attention of hstu.h, of HSTU and with softmax: turns the public arguments into those of ops.h
- * and runs them on the caller's stream.  An object is a CUDA backend in guest mode, which launches
- * on a stream that it does not own, or a CPU backend with threads of its own; for softmax also the
- * mask, lowered for the lengths that were set last. */
+/* The attention of hstu.h, of HSTU, with softmax and on a graph: turns the public arguments into
+ * those of ops.h and runs them on the caller's stream.  An object is a CUDA backend in guest mode,
+ * which launches on a stream that it does not own, or a CPU backend with threads of its own; for
+ * softmax also the mask, lowered for the lengths that were set last. */
 #include <math.h>
 #include <string.h>
 
 #include "api/api_int.h"
 #include "base/mem.h"
+#include "ops/graph.h"
 #include "ops/mask_tiles.h"
 #include "ops/ops.h"
 
@@ -22,6 +23,7 @@ typedef struct api_attn {
     mask_batch *masks; /* NULL before the first lengths */
     int32_t *lengths;  /* (max_lengths): the last that were set */
     int32_t n_lengths, max_lengths;
+    graph_edges g; /* of a graph alone */
 } api_attn;
 
 static void forget_lengths(api_attn *attn) {
@@ -36,6 +38,7 @@ static void destroy_attn(void *object) {
     api_attn *attn = object;
     forget_lengths(attn);
     mask_destroy(attn->m);
+    if (attn->be != NULL) graph_fini(&attn->g, attn->be);
     backend_destroy(attn->be);
     pool_destroy(attn->workers);
     mem_free(attn);
@@ -43,6 +46,7 @@ static void destroy_attn(void *object) {
 
 static const handle_type attn_type = {"hstu_attn", destroy_attn, .survives_fork = false};
 static const handle_type softmax_type = {"hstu_softmax_attn", destroy_attn, .survives_fork = false};
+static const handle_type graph_type = {"hstu_graph_attn", destroy_attn, .survives_fork = false};
 
 /* mask_text: NULL for HSTU's. */
 static status open_attn(api_attn *attn, int32_t device, const char *mask_text) {
@@ -432,4 +436,117 @@ hstu_status hstu_softmax_attn_varlen_fwd(hstu_softmax_attn *attn,
 hstu_status hstu_softmax_attn_varlen_bwd(hstu_softmax_attn *attn,
                                          const hstu_softmax_attn_varlen_args *args, void *stream) {
     RETURN_WITHIN(attn, &softmax_type, run_softmax(object, args, stream, true));
+}
+
+_Static_assert((int)HSTU_GRAPH_IDENTITY == (int)GRAPH_IDENTITY &&
+                   (int)HSTU_GRAPH_MAX == (int)GRAPH_MAX,
+               "weight functions and reductions must agree");
+
+static status open_graph(api_attn *attn, int32_t device, int32_t n_rows, int32_t n_columns,
+                         const int32_t *begin, const int32_t *columns) {
+    TRY(open_attn(attn, device, NULL));
+    TRY(visit(attn, HSTU_FLOAT32, false, NULL));
+    return graph_init(&attn->g, attn->be, n_rows, n_columns, begin, columns);
+}
+
+hstu_status hstu_graph_attn_create(hstu_graph_attn **out, int32_t device, int32_t n_rows,
+                                   int32_t n_columns, const int32_t *indptr,
+                                   const int32_t *indices) {
+    api_attn *attn;
+    API_TRY(api_need(out, "out"));
+    *out = NULL;
+    API_TRY(MEM_NEW(&attn, 1));
+    status st = open_graph(attn, device, n_rows, n_columns, indptr, indices);
+    return (hstu_status)handle_open(out, &graph_type, attn, st);
+}
+
+void hstu_graph_attn_destroy(hstu_graph_attn *attn) {
+    handle_close(attn, &graph_type);
+}
+
+void hstu_graph_attn_defaults(hstu_graph_attn_args *out) {
+    if (out == NULL) return;
+    *out = (hstu_graph_attn_args){.dtype = HSTU_BFLOAT16, .alpha = 1, .slope = 1, .bias_heads = 1};
+}
+
+static graph_attn_args lower_graph(const api_attn *attn, const hstu_graph_attn_args *a) {
+    int64_t qk = (int64_t)a->num_heads * a->dim_qk, width = (int64_t)a->num_heads * a->dim_v;
+    return (graph_attn_args){.g = attn->g,
+                             .f = (graph_weight)a->weight,
+                             .sum = (graph_sum)a->sum,
+                             .n_heads = a->num_heads,
+                             .dim_qk = a->dim_qk,
+                             .dim_v = a->dim_v,
+                             .q = a->q,
+                             .k = a->k,
+                             .v = a->v,
+                             .stride_q = stride_or(a->stride_q, qk),
+                             .stride_k = stride_or(a->stride_k, qk),
+                             .stride_v = stride_or(a->stride_v, width),
+                             .alpha = a->alpha,
+                             .slope = a->slope,
+                             .left = a->left,
+                             .right = a->right,
+                             .bias = a->bias,
+                             .bias_heads = a->bias_heads,
+                             .out = a->out,
+                             .stride_out = stride_or(a->stride_out, width),
+                             .row_sum = a->row_sum,
+                             .weights = a->weights,
+                             .best = a->best,
+                             .dout = a->dout,
+                             .dweights = a->dweights,
+                             .dq = a->dq,
+                             .dk = a->dk,
+                             .dv = a->dv,
+                             .dleft = a->dleft,
+                             .dright = a->dright,
+                             .dbias = a->dbias};
+}
+
+/* Which of them may be NULL graph_attn_args_check knows. */
+static status check_graph_arrays(const api_attn *attn, const graph_attn_args *a, size_t size,
+                                 bool is_backward) {
+    int64_t qk = (int64_t)a->n_heads * a->dim_qk, width = (int64_t)a->n_heads * a->dim_v;
+    int64_t n = attn->g.rows.n;
+    const struct {
+        const char *name;
+        const void *p;
+    } words[] = {{"left", a->left},         {"right", a->right},     {"bias", a->bias},
+                 {"row_sum", a->row_sum},   {"weights", a->weights}, {"best", a->best},
+                 {"dweights", a->dweights}, {"dleft", a->dleft},     {"dright", a->dright},
+                 {"dbias", a->dbias}};
+    TRY(check_rows("q", a->q, 0, a->stride_q, qk, size));
+    TRY(check_rows("k", a->k, 0, a->stride_k, qk, size));
+    TRY(check_rows("v", a->v, 0, a->stride_v, width, size));
+    TRY(check_rows("out", a->out, a->v != NULL ? n : 0, a->stride_out, width, size));
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        TRY(check_array(words[i].name, words[i].p, 0, sizeof(float)));
+    if (!is_backward) return OK;
+    TRY(check_array("dout", a->dout, 0, size));
+    TRY(check_array("dq", a->dq, 0, size));
+    TRY(check_array("dk", a->dk, 0, size));
+    return check_array("dv", a->dv, 0, size);
+}
+
+static status run_graph(api_attn *attn, const hstu_graph_attn_args *args, void *stream,
+                        bool is_backward) {
+    const ops *o = attn->be->ops;
+    TRY(api_need(args, "args"));
+    TRY(check_numbers(args->dtype, args->alpha));
+    graph_attn_args a = lower_graph(attn, args);
+    TRY(graph_attn_args_check(&a, is_backward));
+    TRY(check_graph_arrays(attn, &a, act_bytes((act_type)args->dtype), is_backward));
+    TRY(visit(attn, args->dtype, false, stream));
+    return is_backward ? o->graph_attn_bwd(attn->be, &a) : o->graph_attn_fwd(attn->be, &a);
+}
+
+hstu_status hstu_graph_attn_fwd(hstu_graph_attn *attn, const hstu_graph_attn_args *args,
+                                void *stream) {
+    RETURN_WITHIN(attn, &graph_type, run_graph(object, args, stream, false));
+}
+
+hstu_status hstu_graph_attn_bwd(hstu_graph_attn *attn, const hstu_graph_attn_args *args,
+                                void *stream) {
+    RETURN_WITHIN(attn, &graph_type, run_graph(object, args, stream, true));
 }

@@ -237,6 +237,17 @@ static op_work softmax(const backend *be, const softmax_attn_args *a, bool is_bw
                     (double)a->n_rows * 4 * d * a->n_heads * act * (is_bwd ? 2 : 1));
 }
 
+/* Each edge reads its rows once a product; the backward pass again for dq. */
+static op_work graph(const backend *be, const graph_attn_args *a, bool is_bwd, char *shape) {
+    double edges = (double)a->g.n_edges * a->n_heads, qk = a->q != NULL ? a->dim_qk : 0;
+    double v = a->v != NULL ? a->dim_v : 0, products = is_bwd ? 3 * qk + 2 * v : qk + v;
+    if (shape != NULL)
+        snprintf(shape, WORK_SHAPE_BYTES, "[%d x %d, %lld edges, %d, %d]", a->g.rows.n,
+                 a->g.columns.n, (long long)a->g.n_edges, a->n_heads, a->dim_v);
+    return (op_work){.flop = 2 * edges * products,
+                     .bytes = edges * (qk + v + (is_bwd ? qk : 0)) * (double)act_bytes(be->act)};
+}
+
 static op_work gathered(const backend *be, const gather_args *a, char *shape) {
     op_work w = rows(be, a->n, a->dim, 1, shape);
     w.bytes += (double)a->n * a->dim * (a->is_act ? (double)act_bytes(be->act) : 4);
@@ -269,6 +280,10 @@ op_work work_of(work_op op, char shape[WORK_SHAPE_BYTES], ...) {
     case WORK_softmax_attn_fwd:
     case WORK_softmax_attn_bwd:
         w = softmax(be, a, op == WORK_softmax_attn_bwd, shape);
+        break;
+    case WORK_graph_attn_fwd:
+    case WORK_graph_attn_bwd:
+        w = graph(be, a, op == WORK_graph_attn_bwd, shape);
         break;
     case WORK_norm_fwd:
     case WORK_norm_bwd:

@@ -267,7 +267,8 @@ static void refuse_table(hstu_table *t, const char *reason) {
     REFUSED(hstu_table_load(t, "x", NULL));
 }
 
-static void refuse_attn(hstu_attn *attn, hstu_softmax_attn *softmax, const char *reason) {
+static void refuse_attn(hstu_attn *attn, hstu_softmax_attn *softmax, hstu_graph_attn *graph,
+                        const char *reason) {
     const int32_t length = 1;
     hstu_attn_varlen_args a;
     hstu_softmax_attn_varlen_args b;
@@ -279,6 +280,10 @@ static void refuse_attn(hstu_attn *attn, hstu_softmax_attn *softmax, const char 
     REFUSED(hstu_softmax_attn_set_lengths(softmax, 0, &length, 1, NULL));
     REFUSED(hstu_softmax_attn_varlen_fwd(softmax, &b, NULL));
     REFUSED(hstu_softmax_attn_varlen_bwd(softmax, &b, NULL));
+    hstu_graph_attn_args c;
+    hstu_graph_attn_defaults(&c);
+    REFUSED(hstu_graph_attn_fwd(graph, &c, NULL));
+    REFUSED(hstu_graph_attn_bwd(graph, &c, NULL));
 }
 
 typedef struct objects {
@@ -287,6 +292,7 @@ typedef struct objects {
     hstu_table *table;
     hstu_attn *attn;
     hstu_softmax_attn *softmax;
+    hstu_graph_attn *graph;
 } objects;
 
 static objects open_all(void) {
@@ -303,6 +309,8 @@ static objects open_all(void) {
     CHECK_EQ(hstu_table_create(&o.table, &c), HSTU_OK);
     CHECK_EQ(hstu_attn_create(&o.attn, HSTU_ATTN_CPU), HSTU_OK);
     CHECK_EQ(hstu_softmax_attn_create(&o.softmax, -1, "causal"), HSTU_OK);
+    const int32_t indptr[] = {0, 1};
+    CHECK_EQ(hstu_graph_attn_create(&o.graph, -1, 1, 1, indptr, indptr), HSTU_OK);
     return o;
 }
 
@@ -312,6 +320,7 @@ static void close_all(const objects *o) {
     hstu_table_destroy(o->table);
     hstu_attn_destroy(o->attn);
     hstu_softmax_attn_destroy(o->softmax);
+    hstu_graph_attn_destroy(o->graph);
 }
 
 TEST(api_refuses_null_and_closed_handles) {
@@ -319,7 +328,7 @@ TEST(api_refuses_null_and_closed_handles) {
     refuse_batcher(NULL, "the batcher is NULL");
     refuse_model(NULL, "the model is NULL");
     refuse_table(NULL, "the table is NULL");
-    refuse_attn(NULL, NULL, "attn is NULL");
+    refuse_attn(NULL, NULL, NULL, "attn is NULL");
     objects o = open_all();
     refuse_data((const hstu_data *)o.table, "is closed, or this is not a data set");
     refuse_model((hstu_model *)o.data, "is closed, or this is not a model");
@@ -328,7 +337,7 @@ TEST(api_refuses_null_and_closed_handles) {
     refuse_data(o.data, "the data set is closed");
     refuse_batcher(o.batcher, "the batcher is closed");
     refuse_table(o.table, "the table is closed");
-    refuse_attn(o.attn, o.softmax, "attn is closed");
+    refuse_attn(o.attn, o.softmax, o.graph, "attn is closed");
 }
 
 /* NULL in place of every other pointer that must be there. */
@@ -410,7 +419,7 @@ TEST(api_after_fork) {
         CHECK_EQ(history.length, 10);
         refuse_batcher(o.batcher, "the batcher was opened before fork()");
         refuse_table(o.table, "the table was opened before fork()");
-        refuse_attn(o.attn, o.softmax, "attn was opened before fork()");
+        refuse_attn(o.attn, o.softmax, o.graph, "attn was opened before fork()");
         close_all(&o);
         o = open_all();
         float row[4];

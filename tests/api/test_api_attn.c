@@ -749,3 +749,56 @@ TEST(api_softmax_refuses) {
     hstu_softmax_attn_destroy(listed);
     hstu_softmax_attn_destroy(NULL);
 }
+
+/* A GAT of three vertices by hand, and the gradients that reach its features. */
+TEST(api_graph_attn) {
+    const int32_t indptr[] = {0, 2, 3, 3}, indices[] = {0, 2, 1}, twice[] = {0, 0, 1};
+    const float left[] = {1, -3, 0}, right[] = {0, 1, 0.5f}, v[] = {1, 2, 3, 4, 5, 6};
+    const float dout[] = {1, 0, 1, 1, 1, 1};
+    float out[6], dv[6], dleft[3], row_sum[3], weights[3];
+    hstu_graph_attn *attn;
+    hstu_graph_attn_args a;
+    hstu_graph_attn_defaults(&a);
+    a.dtype = HSTU_FLOAT32;
+    a.num_heads = 1, a.dim_v = 2, a.slope = .2f;
+    a.left = left, a.right = right, a.v = v, a.out = out, a.dout = dout;
+    a.row_sum = row_sum, a.weights = weights, a.dv = dv, a.dleft = dleft;
+    CHECK_EQ(hstu_graph_attn_create(&attn, -1, 3, 3, indptr, twice), HSTU_ERR_USAGE);
+    CHECK(attn == NULL);
+    CHECK_CONTAINS(hstu_error(), "row 0 has column 0 twice");
+    CHECK_EQ(hstu_graph_attn_create(&attn, -1, 3, 3, indptr, indices), HSTU_OK);
+    CHECK_EQ(hstu_graph_attn_fwd(attn, &a, NULL), HSTU_OK);
+    CHECK_EQ(hstu_graph_attn_bwd(attn, &a, NULL), HSTU_OK);
+    double w = 1 / (1 + exp(.5)); /* scores 1 and 1.5 */
+    CHECK(fabs((double)weights[0] - w) < 1e-6 && fabs((double)weights[1] - (1 - w)) < 1e-6);
+    CHECK(fabs((double)out[0] - (w + 5 * (1 - w))) < 1e-6 && fabsf(out[2] - 3) < 1e-6f);
+    CHECK(weights[2] == 1 && fabsf(row_sum[1] + .4f) < 1e-6f && out[4] == 0 && out[5] == 0);
+    CHECK(fabs((double)dv[0] - w) < 1e-6 && dv[1] == 0 && fabsf(dv[2] - 1) < 1e-6f);
+    CHECK(fabsf(dleft[0]) < 1e-6f && dleft[2] == 0); /* a softmax does not see what all share */
+    static const struct {
+        size_t at;
+        const char *name;
+    } odd[] = {{offsetof(hstu_graph_attn_args, v), "v"},
+               {offsetof(hstu_graph_attn_args, dleft), "dleft"},
+               {offsetof(hstu_graph_attn_args, right), "right"}};
+    for (size_t i = 0; i < 3; i++) {
+        hstu_graph_attn_args b = a;
+        char reason[64];
+        *(const char **)((char *)&b + odd[i].at) += 1;
+        snprintf(reason, sizeof reason, "attention: %s is not aligned", odd[i].name);
+        CHECK_EQ(hstu_graph_attn_fwd(attn, &b, NULL), HSTU_ERR_USAGE);
+        CHECK_CONTAINS(hstu_error(), reason);
+    }
+    a.stride_v = 1;
+    CHECK_EQ(hstu_graph_attn_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "rows of v are 1 elements apart, but have 2");
+    a.stride_v = 0, a.out = NULL;
+    CHECK_EQ(hstu_graph_attn_bwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "out is NULL");
+    a.out = out, a.dtype = HSTU_FLOAT16;
+    CHECK_EQ(hstu_graph_attn_fwd(attn, &a, NULL), HSTU_ERR_UNSUPPORTED);
+    a.dtype = HSTU_FLOAT32, a.weight = (hstu_graph_weight)9;
+    CHECK_EQ(hstu_graph_attn_fwd(attn, &a, NULL), HSTU_ERR_USAGE);
+    CHECK_CONTAINS(hstu_error(), "weight function 9");
+    hstu_graph_attn_destroy(attn);
+}

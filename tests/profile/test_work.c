@@ -42,6 +42,12 @@ TEST(work_of_products) {
     w = work_of(WORK_sampled_softmax, shape, &gpu, &s);
     CHECK(w.flop == 2 * 40 * 8 && w.bytes == 4 * 40 * 8);
     CHECK_STR(shape, "[10, 8] of 100, 3 negatives");
+    graph_attn_args g = {.g = {.n_edges = 50, .rows.n = 7, .columns.n = 9}, .n_heads = 2};
+    g.dim_qk = 3, g.dim_v = 5, g.q = g.v = &s;
+    w = work_of(WORK_graph_attn_fwd, shape, &gpu, &g);
+    CHECK(w.flop == 2 * 100 * 8 && w.bytes == 100 * 8 * (double)act_bytes(gpu.act));
+    CHECK_STR(shape, "[7 x 9, 50 edges, 2, 5]");
+    CHECK(work_of(WORK_graph_attn_bwd, NULL, &gpu, &g).flop == 2 * 100 * 19);
     s.dquery = &dx;
     w = work_of(WORK_sampled_softmax, NULL, &gpu, &s);
     CHECK(w.flop == 3 * 2 * 40 * 8 && w.bytes == 2 * 4 * 40 * 8);
