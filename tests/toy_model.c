@@ -51,6 +51,7 @@ config toy_model_config(toy_kind kind, double rate) {
                                  .ffn_activation = ACTIVATION_GELU,
                                  .has_relative_bias = true};
     c.network.has_user_features = c.network.has_action_input = kind == TOY_OWN;
+    c.network.has_first_loss = kind == TOY_OWN;
     c.ranking = (config_ranking){
         .head = {kind == TOY_RANK_CLASSES ? classes : bits, kind == TOY_RANK_CLASSES ? 1 : 2},
         .activation = ACTIVATION_GELU,

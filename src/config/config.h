@@ -205,7 +205,7 @@ typedef struct config_network {
     bool concatenates_u; /* concat_ua */
     bool has_relative_bias;
     config_user_norm user_norm;
-    bool has_user_features, has_action_input; /* ours */
+    bool has_user_features, has_action_input, has_first_loss; /* ours */
 } config_network;
 
 /* Groups of parameters without weight decay; the order is that of the choices. */

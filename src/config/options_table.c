@@ -423,6 +423,9 @@ const option option_table[] = {
            "Step size after the warm-up: constant, or a half cosine down to 0 at the last step."),
     TYPED("train_fn.user_features", OPT_BOOL, OPT_OURS, IN(network.has_user_features), "False",
           "Put a token for each contextual feature of the data before the history."),
+    TYPED("train_fn.first_item_loss", OPT_BOOL, OPT_OURS, IN(network.has_first_loss), "False",
+          "The last contextual token predicts the first item of the history, so that users of whom "
+          "only features are known get a list of the model's."),
     TYPED("train_fn.action_input", OPT_BOOL, OPT_OURS, IN(network.has_action_input), "False",
           "Add the row of an event's action to the event's token."),
     INT_OURS(

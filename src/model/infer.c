@@ -47,6 +47,7 @@ status infer_init(infer *f, session *s, const infer_config *c) {
     *f = (infer){.s = s,
                  .is_ranking = s->config->task == TASK_RANKING,
                  .n_context = s->limits.n_context,
+                 .has_first = !has_targets && s->config->network.has_first_loss,
                  .max_users = c->max_users,
                  .max_tokens = c->max_tokens > 0 ? c->max_tokens : INT32_MAX,
                  .max_part = !has_targets      ? 1
@@ -97,6 +98,13 @@ static status backend_room(infer *f, size_t bytes, void **out) {
     }
     *out = f->room;
     return OK;
+}
+
+bool infer_knows(const infer *f, const infer_query *q) {
+    bool has_features = false;
+    for (int32_t i = 0; i < f->n_context; i++)
+        has_features |= q->events.context[i] != 0;
+    return q->events.n > 0 || f->is_ranking || (f->has_first && has_features);
 }
 
 /* While queries run. */
@@ -500,7 +508,7 @@ static status answer_users(run *r, const void *encoded) {
 static status run_retrieval(run *r) {
     int32_t n_reused;
     for (int32_t i = 0; i < r->n; i++)
-        if (r->q[i]->events.n > 0) TRY(add_sequence(r, r->q[i], NULL, 0, &n_reused));
+        if (infer_knows(r->f, r->q[i])) TRY(add_sequence(r, r->q[i], NULL, 0, &n_reused));
     return r->f->batch.view.n_users > 0 ? run_pass(r, NULL) : OK;
 }
 

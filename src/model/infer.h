@@ -73,6 +73,7 @@ typedef struct infer_hooks {
 typedef struct infer {
     session *s;
     bool is_ranking;
+    bool has_first;               /* retrieval: it has learnt to predict from features alone */
     int32_t n_context, per_event; /* tokens before the events, and of an event */
     int32_t max_users, max_tokens, max_part;
     score_columns columns;
@@ -99,8 +100,12 @@ static inline int32_t infer_tokens(const infer *f, uint64_t n_events) {
     return f->n_context + f->per_event * (int32_t)(n_events < most ? n_events : most);
 }
 
+/* Whether the model has an answer to a query: to one without events it may have one by features. */
+bool infer_knows(const infer *f, const infer_query *q);
+
 /* Answers n queries, at most max_users; hooks may be NULL.  Retrieval: nothing is written for a
- * query without events, and all histories together have at most max_tokens tokens. */
+ * query whose answer it does not know, and all histories together have at most max_tokens tokens.
+ */
 status infer_run(infer *f, infer_query *const *q, int32_t n, const infer_hooks *hooks);
 
 /* Ranking: makes a query's values of its logits.  wide: (n_candidates, columns.width) for them as

@@ -488,6 +488,8 @@ static layout_config plan_of(const model *m, const config *c, const model_limits
                            .has_actions = in->n_actions > 0 && !in->adds_actions,
                            .adds_actions = in->adds_actions,
                            .has_candidates = has_candidates,
+                           .has_first_loss =
+                               !m->is_ranking && in->n_context > 0 && c->network.has_first_loss,
                            .has_context_mask = has_candidates && in->n_context > 0 &&
                                                !c->network.has_no_contextual_mask,
                            .has_times = m->n_layers > 0 && m->layers[0].needs_times,

@@ -209,7 +209,7 @@ status user_group_run(user_group *g) {
     for (int32_t i = 0; i < g->n_users; i++) {
         infer_query *q = &g->query[i];
         if (q->logits != NULL) infer_finish(&g->infer, q, g->wide);
-        if (q->events.n > 0) continue;
+        if (q->events.n > 0 || (!g->infer.is_ranking && infer_knows(&g->infer, q))) continue;
         for (int32_t k = 0; k < q->n_candidates && q->logits == NULL; k++)
             q->values[k] = NAN;
         if (q->k == 0) continue;
@@ -227,8 +227,10 @@ void user_group_clear(user_group *g) {
 
 recommendation user_group_best(const user_group *g, int32_t user) {
     const infer_query *q = &g->query[user];
-    return (recommendation){
-        .n = q->n_best, .item = q->item, .score = q->score, .is_popular = q->events.n == 0};
+    return (recommendation){.n = q->n_best,
+                            .item = q->item,
+                            .score = q->score,
+                            .is_popular = !infer_knows(&g->infer, q)};
 }
 
 const float *user_group_values(const user_group *g, int32_t user) {

@@ -256,6 +256,15 @@ static void put_losses(user_layout *l, int32_t token, int32_t event, int32_t n) 
     p->n_loss += n;
 }
 
+/* The loss of a token that predicts the item of an event. */
+static void put_item_loss(user_layout *l, int32_t token, int32_t event, int32_t position) {
+    int32_t label = (int32_t)l->b->item[l->first + event] - 1;
+    if (l->has_no_row != NULL && l->has_no_row[label])
+        l->p->n_unlabelled++;
+    else
+        put_loss(l, token, label, position);
+}
+
 /* The loss of an event's item token, if it has one. */
 static void put_event_loss(user_layout *l, int32_t event, int32_t token) {
     const layout_config *c = &l->p->config;
@@ -265,12 +274,8 @@ static void put_event_loss(user_layout *l, int32_t event, int32_t token) {
     bool has_label = action != ACTION_UNKNOWN || l->purpose != LAYOUT_TRAIN;
     if (c->is_ranking && (is_target || !c->has_candidates) && has_label)
         put_loss(l, token, action, event);
-    if (c->is_ranking || l->purpose != LAYOUT_TRAIN || event + 1 == l->n) return;
-    int32_t label = (int32_t)b->item[l->first + event + 1] - 1;
-    if (l->has_no_row != NULL && l->has_no_row[label])
-        l->p->n_unlabelled++;
-    else
-        put_loss(l, token, label, event);
+    if (!c->is_ranking && l->purpose == LAYOUT_TRAIN && event + 1 < l->n)
+        put_item_loss(l, token, event + 1, event);
 }
 
 /* The actions that are added to n tokens of as many events; one that the model does not know, as of
@@ -409,7 +414,8 @@ static void end_losses(user_layout *l) {
     int32_t *offsets = p->chosen_offsets.host, n = p->n_loss - offsets[l->user];
     offsets[l->user + 1] = p->n_loss;
     if (n > p->max_chosen) p->max_chosen = n;
-    if (l->purpose == LAYOUT_ENCODE && l->n_input == 0) p->takes_last = false;
+    if (l->purpose == LAYOUT_ENCODE && l->n_input == 0 && !p->config.has_first_loss)
+        p->takes_last = false;
 }
 
 static status put_user(user_layout *l, const layout_cache *cache) {
@@ -433,6 +439,8 @@ static status put_user(user_layout *l, const layout_cache *cache) {
     l->high = n_tokens + l->start - n_target_tokens;
     if (l->high > c->n_places - 1) l->high = c->n_places - 1;
     put_context(l);
+    if (c->has_first_loss && l->purpose == LAYOUT_TRAIN && l->n > 0)
+        put_item_loss(l, l->at - 1, 0, l->n); /* no event's loss has that position */
     for (int32_t e = skip_events(l), end; e < l->n_input; e = end) {
         end = plain_end(l, e);
         if (end > e) {
@@ -442,7 +450,8 @@ static status put_user(user_layout *l, const layout_cache *cache) {
             put_event(l, e);
         }
     }
-    if (l->purpose == LAYOUT_ENCODE) put_loss(l, l->n_input > 0 ? l->at - 1 : -1, 0, l->n_input);
+    bool has_token = l->n_input > 0 || c->has_first_loss;
+    if (l->purpose == LAYOUT_ENCODE) put_loss(l, has_token ? l->at - 1 : -1, 0, l->n_input);
     p->n_contexts.host[l->user] = c->n_context;
     p->n_targets.host[l->user] = n_target_tokens;
     p->offsets.host[l->user + 1] = l->at;
@@ -750,6 +759,7 @@ int64_t batch_layout_count_loss(const layout_config *c, const batch *b) {
         for (int32_t i = first; i < length && c->is_ranking; i++)
             n += b->action[b->offsets[u] + i] != ACTION_UNKNOWN;
         if (!c->is_ranking) n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
+        n += c->has_first_loss && length > 0;
     }
     return n;
 }
@@ -761,8 +771,9 @@ int64_t batch_layout_list_labels(const layout_config *c, const batch *b, const u
     int64_t n = 0;
     for (int32_t u = 0; u < b->n_users; u++) {
         int32_t end = b->offsets[u + 1], n_inputs = end - b->offsets[u] - b->n_targets[u];
-        for (int32_t i = b->offsets[u]; i < b->offsets[u] + n_inputs && i + 1 < end; i++) {
-            uint32_t row = b->item[i + 1] - 1;
+        int32_t first = b->offsets[u] + !c->has_first_loss;
+        for (int32_t i = first; i <= b->offsets[u] + n_inputs && i < end; i++) {
+            uint32_t row = b->item[i] - 1;
             if (row >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[row])) continue;
             label[n++].key = row;
         }

@@ -1,7 +1,8 @@
 /* Batch layout: a batch of events laid out as the tokens of a model, and its loss positions.
  *
  * retrieval   F contextual tokens, then the items of the history; the item at t predicts that at
- *             t + 1, the last one the target, which is a label only
+ *             t + 1, the last one the target, which is a label only.  With has_first_loss the last
+ *             contextual token predicts the first item
  * ranking     F contextual tokens, then item, action, item, action, ... (or items only); the loss
  *             is at the items of the candidates, or of all events where there are no candidates.
  *             In training the actions of the candidates are tokens too, which no token with a loss
@@ -39,6 +40,7 @@ typedef struct layout_config {
     bool has_actions;    /* action tokens between the items */
     bool adds_actions;   /* actions are added to the tokens of their items; not with has_actions */
     bool has_candidates; /* ranking: the batch's targets are candidates */
+    bool has_first_loss; /* retrieval: only where there are contextual tokens */
     bool has_context_mask; /* contextual tokens see the whole history */
     bool has_times;        /* for the time bias */
     int32_t n_items, n_actions, n_context;

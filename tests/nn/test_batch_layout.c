@@ -62,10 +62,22 @@ TEST(plan_of_added_actions) {
     check_i32("row", p->row.host, (int32_t[]){27, 36, 11, 12, 13}, 5);
     check_i32("place", p->place.host, (int32_t[]){0, 1, 2, 3, 4}, 5);
     check_i32("added", p->added_action.host, (int32_t[]){-1, -1, 0, 1, 2}, 5);
-    check_i32("label", p->label.host, (int32_t[]){11, 12, 13}, 3);
+    /* The last contextual token predicts the first item, in a place of its own for the draws. */
+    check_i32("label", p->label.host, (int32_t[]){10, 11, 12, 13}, 4);
+    check_i32("loss_token", p->loss_token.host, (int32_t[]){1, 2, 3, 4}, 4);
+    CHECK_EQ(p->loss_position.host[0], 4);
+    CHECK_EQ(batch_layout_count_loss(&p->config, &b.b), 4);
+    sort_pair listed[4];
+    CHECK_EQ(batch_layout_list_labels(&p->config, &b.b, NULL, listed), 4);
+    CHECK(listed[0].key == 10 && listed[3].key == 13);
     static const int64_t keys[] = {5, 5, 5, 6, 7}, queries[] = {5, 5, 6, 7, 8};
     CHECK(memcmp(p->key_time.host, keys, sizeof keys) == 0);
     CHECK(memcmp(p->query_time.host, queries, sizeof queries) == 0);
+    int32_t n_events = b.offsets[1];
+    b.offsets[1] = b.b.n_targets[0]; /* the target alone: features are encoded */
+    CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));
+    CHECK(p->n_tokens == 2 && p->n_loss == 1 && p->loss_token.host[0] == 1 && p->takes_last);
+    b.offsets[1] = n_events;
     b.action[0] = ACTION_UNKNOWN;
     b.action[1] = TOY_ACTIONS;
     CHECK_OK(batch_layout_build(p, t.be, &b.b, &encode));

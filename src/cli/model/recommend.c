@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "cli/model/answers.h"
 #include "cli/model/users.h"
@@ -17,7 +18,7 @@
 typedef struct recommend_args {
     const char *path, *checkpoint, *data, *history, *allow, *deny, *filter, *rules, *device, *out;
     user_choice users;
-    arg_list similar;
+    arg_list similar, context;
     int64_t k, n_ranks;
     transport *ranks;                        /* this process is one of them; or NULL */
     bool is_json, keeps_seen, is_data_found; /* that of the run */
@@ -26,6 +27,11 @@ typedef struct recommend_args {
 } recommend_args;
 
 enum { SHOWN_EVENTS = 10 };
+
+/* Somebody who is described here, by events, features or both. */
+static bool has_history(const recommend_args *a) {
+    return a->history != NULL || a->context.n_items > 0;
+}
 
 static status put_event(buf *text, answers *out, const user_events *u, uint64_t i, bool has_date) {
     char date[SHOW_BYTES];
@@ -136,8 +142,32 @@ static status show_one(void *ctx, const user_events *u) {
     return recommend_show_history(&((service *)ctx)->out, u, true);
 }
 
+/* Each "NAME=VALUE" of --context. */
+static status read_context(const recommend_args *a, const session *s, user_events *u) {
+    const seq_file *data = s->data;
+    for (size_t i = 0; i < a->context.n_items; i++) {
+        const char *text = a->context.item[i], *value = strchr(text, '=');
+        size_t n = value != NULL ? (size_t)(value - text) : 0;
+        char list[512] = "";
+        int f = 0;
+        for (; f < s->limits.n_context; f++) {
+            const char *name = data->context[f].name;
+            if (value != NULL && strlen(name) == n && memcmp(name, text, n) == 0) break;
+            escape_list_add(list, sizeof list, name, strlen(name));
+        }
+        if (f == s->limits.n_context)
+            return fail(ERR_USAGE, "--context %.100s: give FEATURE=VALUE; the model %s%s", text,
+                        list[0] != '\0' ? "has " : "reads no features of users", list);
+        u->context[f] = seq_find_value(&data->context[f], value + 1, strlen(value + 1));
+        if (u->context[f] == 0)
+            log_warn("--context %.100s: the model does not know this value", text);
+    }
+    return OK;
+}
+
 static status serve_history(service *v, const given_history *g) {
     user_events u = given_history_events(g, v->s->data);
+    TRY(read_context(v->a, v->s, &u));
     TRY(recommend_show_history(&v->out, &u, g->has_times));
     TRY(user_group_add(v->r, &u));
     TRY(user_group_run(v->r));
@@ -176,8 +206,8 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
 }
 
 static status recommend_history(const recommend_args *a, session *s, const uint8_t *is_allowed) {
-    given_history g;
-    status st = history_option_read(&g, s, a->history);
+    given_history g = {0};
+    status st = a->history != NULL ? history_option_read(&g, s, a->history) : OK;
     if (st == OK) st = serve(a, s, is_allowed, &g);
     given_history_fini(&g);
     return st;
@@ -224,8 +254,7 @@ static status recommend(recommend_args *a, session *s) {
     if (st == OK && a->similar.n_items > 0)
         st = recommend_similar(a, s, is_allowed);
     else if (st == OK)
-        st = a->history != NULL ? recommend_history(a, s, is_allowed)
-                                : serve(a, s, is_allowed, NULL);
+        st = has_history(a) ? recommend_history(a, s, is_allowed) : serve(a, s, is_allowed, NULL);
     MEM_FREE(is_allowed, content);
     return st;
 }
@@ -233,7 +262,7 @@ static status recommend(recommend_args *a, session *s) {
 static status run(recommend_args *a) {
     work w;
     trained t;
-    bool is_alone = a->history != NULL || a->similar.n_items > 0 || a->users.users.n_items == 1;
+    bool is_alone = has_history(a) || a->similar.n_items > 0 || a->users.users.n_items == 1;
     char folder[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_choose(a->path, a->checkpoint, folder));
     TRY(work_open_as(&w, a->data, a->device, &(work_options){.ranks = a->ranks, .nccl = "off"}));
@@ -255,10 +284,10 @@ static status run_on_ranks(recommend_args *a) {
 }
 
 static status check(const recommend_args *a, const arg_spec *spec) {
-    int n = user_choice_n(&a->users) + (a->history != NULL) + (a->similar.n_items > 0);
+    int n = user_choice_n(&a->users) + has_history(a) + (a->similar.n_items > 0);
     if (n != 1)
         return fail(ERR_USAGE,
-                    "give either --user ID, --users FILE, --all-users, --history or "
+                    "give either --user ID, --users FILE, --all-users, --history or --context, or "
                     "--similar ITEM; usage: %s",
                     spec->usage);
     if (a->rules != NULL && a->similar.n_items > 0)
@@ -280,6 +309,9 @@ status cmd_recommend(int argc, char **argv) {
         OPT_GROUP("Users (choose one)"),
         USER_OPTIONS(&a.users),
         HISTORY_OPTION(&a.history),
+        OPT_LIST("--context", &a.context, "FEATURE=VALUE",
+                 "A user who is not in the data, by features, alone or beside --history; may be "
+                 "repeated."),
         OPT_LIST("--similar", &a.similar, "ITEM",
                  "Instead of a user: list the items most similar to this one, by cosine of the "
                  "model's embeddings; may be repeated."),

@@ -417,6 +417,15 @@ static bool next_action(const char **at, named_action *out) {
     return false;
 }
 
+uint32_t seq_find_value(const context_feature *f, const char *text, size_t n) {
+    const text_column *t = &f->values;
+    for (uint64_t i = 1; i < t->n; i++)
+        if (t->offsets[i + 1] - t->offsets[i] == n &&
+            memcmp(t->bytes + t->offsets[i], text, n) == 0)
+            return (uint32_t)i;
+    return 0;
+}
+
 bool seq_find_action(const seq_file *s, const char *name, size_t n, uint16_t *out) {
     named_action a;
     for (const char *at = s->action_map; next_action(&at, &a);)

@@ -170,6 +170,9 @@ double seq_rating(const seq_file *s, uint16_t action);
 /* The action of a rating; false if the data have none, or not this one. */
 bool seq_find_rating(const seq_file *s, double rating, uint16_t *out);
 
+/* The number of a feature's value; 0: there is no such value. */
+uint32_t seq_find_value(const context_feature *f, const char *text, size_t n);
+
 /* The action of a name of the map; false if there is none. */
 bool seq_find_action(const seq_file *s, const char *name, size_t n, uint16_t *out);
 

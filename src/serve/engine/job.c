@@ -119,16 +119,6 @@ static void read_context(job *j, const users *u, uint64_t data_user) {
     }
 }
 
-/* The number of a value; 0: the model does not know it. */
-static uint32_t find_value(const context_feature *f, const id_text *id) {
-    const text_column *t = &f->values;
-    for (uint64_t i = 1; i < t->n; i++)
-        if (t->offsets[i + 1] - t->offsets[i] == id->n &&
-            memcmp(t->bytes + t->offsets[i], id->text, id->n) == 0)
-            return (uint32_t)i;
-    return 0;
-}
-
 static status fail_context(const seq_file *names, const char *name) {
     char list[512] = "", hint[80];
     for (int f = 0; f < names->n_context; f++)
@@ -147,7 +137,7 @@ static status read_given_context(job *j, const engine_request *r) {
             f++;
         if (f == names->n_context) return fail_context(names, c->name);
         TRY(id_text_make(&id, &c->value, "a value of the context"));
-        j->q.events.context[f] = find_value(&names->context[f], &id);
+        j->q.events.context[f] = seq_find_value(&names->context[f], id.text, id.n);
     }
     return OK;
 }
@@ -451,7 +441,7 @@ static status fill(job *j, const engine_request *r, const job_users *from) {
     TRY(ARENA_NEW_RAW(j->arena, &j->q.item, (size_t)r->top_k));
     TRY(ARENA_NEW_RAW(j->arena, &j->q.score, (size_t)r->top_k));
     TRY(read_filters(j, r, &w));
-    return w.n_kept == 0 ? read_popular(j, from) : OK;
+    return infer_knows(&j->m->infer, &j->q) ? OK : read_popular(j, from);
 }
 
 status job_make(job **out, engine_answer *answer, const engine_request *r, const job_users *from) {
@@ -483,7 +473,7 @@ void job_move(job *j, served *to) {
     j->path = (kv_path){.page = j->path.page};
     j->named = NULL; /* their titles are the old model's */
     q->n_computed = q->n_reused = q->n_logits = 0;
-    if (q->events.n > 0) q->n_best = 0; /* else the popular items are there already */
+    if (infer_knows(&to->infer, q)) q->n_best = 0; /* else the popular items are there already */
 }
 
 /* The items of an answer, from the results of its job. */

@@ -170,7 +170,7 @@ static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
 }
 
 static status answer_job(const run *r, job *j) {
-    bool is_known = r->m->is_ranking || j->q.events.n > 0;
+    bool is_known = infer_knows(&r->m->infer, &j->q);
     j->out->tokens_computed = j->q.n_computed;
     j->out->tokens_reused = j->q.n_reused;
     j->out->source = is_known                                     ? ENGINE_FROM_MODEL

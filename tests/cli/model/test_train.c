@@ -416,6 +416,37 @@ TEST(train_starts_from_another_run) {
     free(text);
 }
 
+/* Somebody of whom only features are known: the model's list, by them. */
+TEST(train_learns_what_features_alone_say) {
+    free(shell(
+        0, "awk 'BEGIN { print \"user,item,time\"; for (u = 1; u <= 200; u++) for (i = 0; i < 6; "
+           "i++) print u \",\" 1 + u % 2 + 2 * ((7 * u + 11 * i) % 20) \",\" 1000 * u + i }' > "
+           "e.csv; awk 'BEGIN { print \"user,side\"; for (u = 1; u <= 200; u++) print u \",\" (u "
+           "% 2 ? \"even\" : \"odd\") }' > users.csv"));
+    free(said(0, "prep csv --input e.csv --users users.csv --out sides"));
+    free(said(0, "train --data sides --out side --epochs 20"));
+    for (int odd = 0; odd < 2; odd++) {
+        char *text = said(0, odd ? "recommend side --context side=odd -k 8 --format csv"
+                                 : "recommend side --context side=even -k 8 --format csv");
+        int n[2] = {0};
+        for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+            int rank, item; /* user,rank,id,score,title,source */
+            if (sscanf(line, ",%d,%d,", &rank, &item) != 2) continue;
+            CHECK(item >= 1 && item <= 40);
+            n[item % 2]++;
+        }
+        CHECK(n[odd] >= 7 && n[odd] + n[!odd] == 8);
+        free(text);
+    }
+    char *text = said(2, "recommend side --context country=DE");
+    CHECK_CONTAINS(text, "the model has side");
+    free(text);
+    text = said(0, "recommend side --context side=none");
+    CHECK_CONTAINS(text, "the model does not know this value");
+    CHECK_CONTAINS(text, "these are the most popular items");
+    free(text);
+}
+
 /* New items with features are recommended by them at once, without training: to users of even items
  * the even one first, to users of odd ones the odd one. */
 TEST(train_takes_weights_over_to_new_items) {

@@ -792,3 +792,53 @@ TEST(engine_reads_context_of_requests) {
     seq_file_close(data);
     engine_destroy(e);
 }
+
+/* Strangers with features that the model knows get its own list, by them; cached or not. */
+TEST(engine_serves_strangers_by_their_features) {
+    static const char *const set[] = {"train_fn.user_features=True",
+                                      "train_fn.first_item_loss=True"};
+    const char *run = serve_run("run", retrieval_gin, set, 2);
+    seq_file *data;
+    CHECK_OK(seq_file_open(&data, synth_folder(), NULL));
+    const text_column *names = &data->context[1].values;
+    engine_context c = {.name = "country"};
+    float score[2][2];
+    for (int pages = 0; pages <= 16; pages += 16) {
+        engine *e = serve_open(run, synth_folder(), pages);
+        engine_request q = serve_recommend(777777, 5);
+        engine_answer a = serve_ask(e, &q);
+        CHECK(a.source == ENGINE_FROM_POPULAR);
+        engine_answer_release(&a);
+        q.context = &c;
+        q.n_context = 1;
+        for (uint64_t i = 1; i <= 2; i++) {
+            c.value = (engine_id){.text = names->bytes + names->offsets[i],
+                                  .n = (size_t)(names->offsets[i + 1] - names->offsets[i])};
+            a = serve_ask(e, &q);
+            CHECK(a.source == ENGINE_FROM_MODEL && a.n_items == 5 && a.n_events == 0);
+            float *kept = &score[pages > 0][i - 1];
+            *kept = a.items[0].values[0];
+            engine_answer_release(&a);
+            a = serve_ask(e, &q);
+            CHECK(a.items[0].values[0] == *kept);
+            engine_request rank = q;
+            rank.task = ENGINE_RANK;
+            rank.candidates = &a.items[0].id;
+            rank.n_candidates = 1;
+            rank.top_k = 0;
+            engine_answer ranked = serve_ask(e, &rank);
+            CHECK(ranked.source == ENGINE_FROM_MODEL);
+            CHECK(fabsf(ranked.items[0].values[0] - *kept) < 1e-5f);
+            engine_answer_release(&ranked);
+            engine_answer_release(&a);
+        }
+        c.value = (engine_id){.text = "nowhere", .n = 7};
+        a = serve_ask(e, &q);
+        CHECK(a.source == ENGINE_FROM_POPULAR);
+        engine_answer_release(&a);
+        engine_destroy(e);
+    }
+    CHECK(score[0][0] != score[0][1]);
+    CHECK(memcmp(score[0], score[1], sizeof score[0]) == 0);
+    seq_file_close(data);
+}
