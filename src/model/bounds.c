@@ -7,12 +7,6 @@
 #include "model/model_int.h"
 #include "ops/time_bucket.h"
 
-/* The rounding of float32, and a little for that of these doubles. */
-#define UNIT (1.001 * 0x1p-24)
-/* Steps of a sigmoid within so many units (cpu/vec.h), and where its argument is clamped. */
-#define SILU_UNITS 16.0
-#define SILU_TINY  1e-30
-
 /* A number at each place: centre, radius, and the error of the linear relaxation. */
 typedef struct span {
     double *centre, *radius, *error;
@@ -29,18 +23,18 @@ typedef struct norm_form {
 typedef struct bounds_layer {
     const hstu_layer *from;
     double *uvqk, *proj; /* (E, W), (E, G) */
-    double *pair_bias;   /* (T, T) of a head: position and time; and its magnitude */
+    double *pair_bias;   /* (T, T) of a head: position and time */
     norm_form *in, *mid; /* (T) each: of the norms */
     span normed;         /* (T, E) */
     span act;            /* (T, W) u, v, q, k after the silu */
     double *slope;       /* (T, W) of the silu */
-    double *z_error;     /* (T, W) before it */
+    double *from_x;      /* (T, W, E): coefficients of the token's input in act */
+    double *rest;        /* (T, W): the part of act's radius that is not theirs */
     span weight;         /* (H, T, T): silu(score) / N; radius, error with that of the score */
     double *pair_slope;  /* (H, T, T) */
     span attn;           /* (T, G): error alone is used later */
     span mids;           /* (T, G): normed attn */
     double *gate_error;  /* (T, G) */
-    double *out_error;   /* (T, E): rounding */
     int32_t first;       /* rows before it are not needed */
 } bounds_layer;
 
@@ -49,9 +43,10 @@ struct bounds {
     int32_t dim, width, gated, max_n, n; /* E, W, G; events */
     int n_layers;
     bounds_layer *layers;
-    span *hidden;    /* (n_layers + 1) of (T, E) */
-    double *in_size; /* (T): by how much numbers of a token move */
-    double *room;    /* scratch of a token */
+    span *hidden;  /* (n_layers + 1) of (T, E) */
+    double size;   /* how far numbers of a token move, */
+    int32_t moved; /* from this token on; the enclosures of those before are points */
+    double *room;  /* scratch of a token */
     arena memory;
     /* of bounds_relax */
     int32_t n_directions;
@@ -123,12 +118,10 @@ silu_line bounds_silu(double low, double high) {
 static double span_silu(double centre, double radius, double scale, double *to, double *to_radius,
                         double *error) {
     silu_line s = bounds_silu(centre - radius, centre + radius);
-    double rounding = SILU_UNITS * UNIT * fmax(fabs(s.low), fabs(s.high)) + SILU_TINY;
-    double at = s.slope * centre + s.shift;
-    double range = fmax(s.high - at, at - s.low);
+    double at = s.slope * centre + s.shift, range = fmax(s.high - at, at - s.low);
     *to = scale * at;
-    *to_radius = scale * (fmin(range, fabs(s.slope) * radius + s.error) + rounding);
-    *error = scale * (s.error + rounding);
+    *to_radius = scale * fmin(range, fabs(s.slope) * radius + s.error);
+    *error = scale * s.error;
     return scale * s.slope;
 }
 
@@ -144,60 +137,49 @@ static double norm_end(double c, double low_others, double high_others, int32_t 
 
 /* A row before its norm, as a box: what norm_row needs of it. */
 typedef struct norm_box {
-    double off;               /* rounding of the mean */
     double low_sum, high_sum; /* of the squares of the centred row */
     double low, high;         /* mean square + eps */
     double at, q;             /* the same: at + (2 / dim) c0 . dx + from 0 to q */
-    double slack;             /* and its rounding */
 } norm_box;
 
-static double norm_unit(int32_t dim) {
-    return (2 * dim + 16) * UNIT;
-}
-
-/* rc (dim): radii of the centred row. */
+/* rc (dim): radii of the centred row; most_along: of c0 . dx, where more is known than the box. */
 static norm_box norm_measure(const double *x, const double *rx, int32_t dim, double eps, double *c0,
-                             double *rc) {
-    double mean = 0, sum_r = 0, size = 0, squares = 0, length = 0, along = 0;
+                             double *rc, double most_along) {
+    double mean = 0, sum_r = 0, squares = 0, length = 0, along = 0;
     norm_box b = {0};
     for (int32_t i = 0; i < dim; i++) {
         mean += x[i] / dim;
         sum_r += rx[i];
-        size += fabs(x[i]) + rx[i];
         squares += rx[i] * rx[i];
     }
-    b.off = (dim + 4) * UNIT * size / dim;
     for (int32_t i = 0; i < dim; i++) {
         c0[i] = x[i] - mean;
         rc[i] = rx[i] * (1 - 2.0 / dim) + sum_r / dim;
-        rc[i] += b.off + UNIT * (fabs(c0[i]) + rc[i]);
         double low = fmax(fabs(c0[i]) - rc[i], 0), high = fabs(c0[i]) + rc[i];
         b.low_sum += low * low;
         b.high_sum += high * high;
         length += c0[i] * c0[i];
         along += fabs(c0[i]) * rx[i];
     }
+    along = fmin(along, most_along);
     double shorter = fmax(sqrt(length) - sqrt(squares), 0);
     b.q = squares / dim;
     b.at = length / dim + eps;
     b.high = fmin(b.high_sum / dim + eps, b.at + 2 * along / dim + b.q);
     b.low = fmax(b.low_sum, fmax(shorter * shorter, length - 2 * along)) / dim + eps;
-    b.slack = norm_unit(dim) * b.high + b.off * b.off;
-    b.high += b.slack;
-    b.low = fmax(b.low - b.slack, eps / 2);
     return b;
 }
 
-/* One row: y and its form from x. */
-static void norm_row(const double *x, const double *rx, int32_t dim, double eps, norm_form *f,
-                     const span *y, double *rc) {
-    norm_box b = norm_measure(x, rx, dim, eps, f->c0, rc);
+/* One row: y and its form from x; most_along as above, rc: (dim). */
+static void norm_row(const double *x, const double *rx, int32_t dim, double eps, double most_along,
+                     norm_form *f, const span *y, double *rc) {
+    norm_box b = norm_measure(x, rx, dim, eps, f->c0, rc, most_along);
     double r_low = 1 / sqrt(b.high), r_high = 1 / sqrt(b.low);
     double slope = -r_low * r_high * r_low * r_high / (r_low + r_high); /* of the chord, */
     double touch = cbrt(1 / (4 * slope * slope)); /* which is furthest from 1 / sqrt there */
     double gap = fmax(r_high + slope * (touch - b.low) - 1 / sqrt(touch), 0) + 1e-15 * r_high;
     double at = r_high + slope * (b.at + b.q / 2 - b.low) - gap / 2;
-    double error = gap / 2 - slope * (b.q / 2 + b.slack);
+    double error = gap / 2 - slope * b.q / 2;
     f->rstd = (r_low + r_high) / 2;
     f->along = 2 * slope / dim;
     for (int32_t i = 0; i < dim; i++) {
@@ -205,10 +187,7 @@ static void norm_row(const double *x, const double *rx, int32_t dim, double eps,
         double low = fmax(b.low_sum - part * part, 0), high = b.high_sum - most * most;
         double top = norm_end(c + rc[i], low, high, dim, eps);
         double bottom = -norm_end(rc[i] - c, low, high, dim, eps);
-        double rounding = norm_unit(dim) * fmax(fabs(top), fabs(bottom)) + SILU_TINY;
-        double e = fabs(c) * error + rc[i] * (r_high - r_low) / 2 + b.off * r_high + rounding;
-        top += rounding;
-        bottom -= rounding;
+        double e = fabs(c) * error + rc[i] * (r_high - r_low) / 2;
         f->keep[i] = e < (top - bottom) / 2;
         y->centre[i] = f->keep[i] != 0 ? c * at : (top + bottom) / 2;
         y->error[i] = f->keep[i] != 0 ? e : (top - bottom) / 2;
@@ -220,27 +199,35 @@ static void norm_row(const double *x, const double *rx, int32_t dim, double eps,
     }
 }
 
-/* r (n): the radius of y w, w (dim, n), by the linear form of y: the coefficients of x are added
- * before their sizes are taken.  room: 2 n. */
-static void norm_through(const norm_form *f, int32_t dim, const double *rx, const double *error,
-                         const double *w, int32_t n, double *r, double *room) {
-    double *mean = room, *dot = room + n;
-    for (int32_t o = 0; o < n; o++)
-        r[o] = mean[o] = dot[o] = 0;
-    for (int32_t i = 0; i < dim; i++)
-#pragma omp simd
-        for (int32_t o = 0; o < n; o++) {
-            double kept = f->keep[i] * w[(int64_t)i * n + o];
-            r[o] += fabs(w[(int64_t)i * n + o]) * error[i];
-            mean[o] += kept / dim;
-            dot[o] += kept * f->c0[i] * f->along;
+/* to (n, dim) = the coefficients of x in y w, w (dim, n). */
+static void norm_through(const norm_form *f, int32_t dim, const double *w, int32_t n, double *to) {
+    for (int32_t o = 0; o < n; o++) {
+        double mean = 0, dot = 0, *row = to + (int64_t)o * dim;
+        for (int32_t i = 0; i < dim; i++) {
+            row[i] = f->keep[i] * w[(int64_t)i * n + o];
+            mean += row[i] / dim;
+            dot += row[i] * f->c0[i] * f->along;
         }
-    for (int32_t i = 0; i < dim; i++)
 #pragma omp simd
-        for (int32_t o = 0; o < n; o++) {
-            double kept = f->keep[i] * w[(int64_t)i * n + o];
-            r[o] += fabs(f->rstd * (kept - mean[o]) + dot[o] * f->c0[i]) * rx[i];
-        }
+        for (int32_t i = 0; i < dim; i++)
+            row[i] = f->rstd * (row[i] - mean) + dot * f->c0[i];
+    }
+}
+
+/* sum of |x_i| r_i */
+static double reach(const double *x, const double *r, int32_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int32_t i = 0; i < n; i++)
+        sum += fabs(x[i]) * r[i];
+    return sum;
+}
+
+/* to (n) += by * from (n) */
+static inline void add(double *to, double by, const double *from, int32_t n) {
+#pragma omp simd
+    for (int32_t s = 0; s < n; s++)
+        to[s] += by * from[s];
 }
 
 /* dx (dim, n) += the gradient of x from that of y, dy (dim, n). room: 2 n. */
@@ -343,23 +330,25 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     arena *a = &b->memory;
     size_t n = (size_t)b->max_n, pairs = n * n * (size_t)l->from->config.n_heads;
     TRY(take_weights(b, l));
-    TRY(ARENA_NEW(a, &l->pair_bias, 2 * n * n));
+    TRY(ARENA_NEW(a, &l->pair_bias, n * n));
     TRY(norms_alloc(a, &l->in, b->max_n, b->dim));
     TRY(norms_alloc(a, &l->mid, b->max_n, b->gated));
     TRY(span_alloc(a, &l->normed, n * (size_t)b->dim));
     TRY(span_alloc(a, &l->act, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->slope, n * (size_t)b->width));
-    TRY(ARENA_NEW(a, &l->z_error, n * (size_t)b->width));
+    TRY(ARENA_NEW(a, &l->rest, n * (size_t)b->width));
+    TRY(ARENA_NEW(a, &l->from_x, n * (size_t)b->width * (size_t)b->dim));
     TRY(span_alloc(a, &l->weight, pairs));
     TRY(ARENA_NEW(a, &l->pair_slope, pairs));
     TRY(span_alloc(a, &l->attn, n * (size_t)b->gated));
     TRY(span_alloc(a, &l->mids, n * (size_t)b->gated));
-    TRY(ARENA_NEW(a, &l->gate_error, n * (size_t)b->gated));
-    return ARENA_NEW(a, &l->out_error, n * (size_t)b->dim);
+    return ARENA_NEW(a, &l->gate_error, n * (size_t)b->gated);
 }
 
+/* Of a token: attention (G, E), weights (G, E), norm (E, G), coefficients (E, E), and rows. */
 static int64_t room_numbers(const bounds *b) {
-    return (int64_t)b->gated * b->dim + 4 * (int64_t)(b->width + b->dim + b->gated);
+    int64_t wide = b->gated > b->dim ? b->gated : b->dim;
+    return 4 * wide * wide + 8 * wide;
 }
 
 static status make(bounds *b, const model *m) {
@@ -378,7 +367,6 @@ static status make(bounds *b, const model *m) {
     }
     for (int i = 0; i <= b->n_layers; i++)
         TRY(span_alloc(&b->memory, &b->hidden[i], (size_t)b->max_n * (size_t)b->dim));
-    TRY(ARENA_NEW(&b->memory, &b->in_size, (size_t)b->max_n));
     return ARENA_NEW(&b->memory, &b->room, (size_t)room_numbers(b));
 }
 
@@ -409,17 +397,16 @@ int32_t bounds_max_events(const bounds *b) {
 static void embed(bounds *b, const bounds_query *q) {
     const input *in = &b->m->input;
     const double scale = (double)sqrtf((float)b->dim);
+    b->size = scale * q->eps;
+    b->moved = q->n - q->n_moved;
     for (int32_t t = 0; t < q->n; t++) {
         const float *row = in->item->value + (int64_t)q->item[t] * b->dim;
         const float *place = in->position->value + (int64_t)t * b->dim;
-        b->in_size[t] = t >= q->n - q->n_moved ? scale * q->eps : 0;
         for (int32_t e = 0; e < b->dim; e++) {
             int64_t i = (int64_t)t * b->dim + e;
             double moved = (double)row[e] + (q->shift != NULL ? q->shift[i] : 0);
-            double rounding = 4 * UNIT * (scale * (fabs(moved) + q->eps) + fabs((double)place[e]));
             b->hidden[0].centre[i] = scale * moved + (double)place[e];
-            b->hidden[0].error[i] = rounding;
-            b->hidden[0].radius[i] = b->in_size[t] + rounding;
+            b->hidden[0].radius[i] = t >= b->moved ? b->size : 0;
         }
     }
 }
@@ -428,23 +415,31 @@ static void embed(bounds *b, const bounds_query *q) {
 static void project(bounds *b, bounds_layer *l, const span *x, int32_t t) {
     int32_t n = b->width, dim = b->dim;
     span normed = span_at(&l->normed, (int64_t)t * dim), act = span_at(&l->act, (int64_t)t * n);
-    double *error = l->z_error + (int64_t)t * n, *through = b->room, *box = through + n;
-    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, &l->in[t], &normed, b->room);
-    norm_through(&l->in[t], dim, x->radius, normed.error, l->uvqk, n, through, box);
+    double *slope = l->slope + (int64_t)t * n, *rest = l->rest + (int64_t)t * n;
+    double *from_x = l->from_x + (int64_t)t * n * dim;
+    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, INFINITY, &l->in[t], &normed,
+             b->room);
+    bool moves = t >= b->moved;
+    if (moves) norm_through(&l->in[t], dim, l->uvqk, n, from_x);
     for (int32_t w = 0; w < n; w++)
-        act.centre[w] = box[w] = error[w] = 0;
+        act.centre[w] = act.radius[w] = rest[w] = 0;
     for (int32_t e = 0; e < dim; e++)
 #pragma omp simd
         for (int32_t w = 0; w < n; w++) {
-            double weight = l->uvqk[(int64_t)e * n + w], size = fabs(weight);
+            double weight = l->uvqk[(int64_t)e * n + w];
             act.centre[w] += weight * normed.centre[e];
-            box[w] += size * normed.radius[e];
-            error[w] += size * (fabs(normed.centre[e]) + normed.radius[e]);
+            act.radius[w] += fabs(weight) * normed.radius[e];
+            rest[w] += fabs(weight) * normed.error[e];
         }
     for (int32_t w = 0; w < n; w++) {
-        error[w] *= (dim + 4) * UNIT;
-        l->slope[(int64_t)t * n + w] = span_silu(act.centre[w], fmin(box[w], through[w]) + error[w],
-                                                 1, &act.centre[w], &act.radius[w], &act.error[w]);
+        double *row = from_x + (int64_t)w * dim;
+        double linear = moves ? rest[w] + reach(row, x->radius, dim) : INFINITY;
+        double radius = fmin(act.radius[w], linear);
+        slope[w] =
+            span_silu(act.centre[w], radius, 1, &act.centre[w], &act.radius[w], &act.error[w]);
+        rest[w] = fabs(slope[w]) * rest[w] + act.error[w];
+        for (int32_t e = 0; e < dim && moves; e++)
+            row[e] *= slope[w];
     }
 }
 
@@ -456,100 +451,125 @@ static void take_biases(bounds *b, bounds_layer *l, const int64_t *time) {
         int64_t asked = seq_seconds(time[i + 1 < n ? i + 1 : i], per_second);
         for (int64_t j = 0; j <= i; j++) {
             float distance = bucket_distance(asked, seq_seconds(time[j], per_second));
-            double at = (double)from->time_w->value[bucket_of(table, distance)];
-            double place = (double)from->position_w->value[from->config.bias_len - 1 + j - i];
-            l->pair_bias[2 * (i * n + j)] = at + place;
-            l->pair_bias[2 * (i * n + j) + 1] = fabs(at) + fabs(place);
+            l->pair_bias[i * n + j] =
+                (double)from->time_w->value[bucket_of(table, distance)] +
+                (double)from->position_w->value[from->config.bias_len - 1 + j - i];
         }
     }
 }
 
-/* silu(alpha (q . k + bias)) / N of a pair. */
-static void weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j) {
+/* silu(alpha (q . k + bias)) / N of a pair; by_i, by_j (E): the score's coefficients of the inputs
+ * of the two tokens; returns the part of the weight's radius that is not theirs. */
+static double weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j, const double *rx,
+                    double *by_i, double *by_j) {
     const hstu_layer_config *c = &l->from->config;
     int64_t q = (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
     int64_t k = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
     int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
-    const double *bias = l->pair_bias + 2 * ((int64_t)i * b->n + j);
-    const double *qc = l->act.centre + q, *qr = l->act.radius + q;
-    const double *kc = l->act.centre + k, *kr = l->act.radius + k;
-    double score = 0, linear = 0, both = 0, size = 0, alpha = (double)c->alpha;
-#pragma omp simd reduction(+ : score, linear, both, size)
+    double score = l->pair_bias[(int64_t)i * b->n + j], both = 0, rest = 0,
+           alpha = (double)c->alpha;
+    memset(by_i, 0, (size_t)b->dim * sizeof *by_i);
+    memset(by_j, 0, (size_t)b->dim * sizeof *by_j);
     for (int32_t d = 0; d < c->dim_qk; d++) {
-        score += qc[d] * kc[d];
-        size += fabs(qc[d] * kc[d]);
-        linear += fabs(qc[d]) * kr[d] + fabs(kc[d]) * qr[d];
-        both += qr[d] * kr[d];
+        double qc = l->act.centre[q + d], kc = l->act.centre[k + d];
+        score += qc * kc;
+        both += l->act.radius[q + d] * l->act.radius[k + d];
+        rest += fabs(qc) * l->rest[k + d] + fabs(kc) * l->rest[q + d];
+        if (i >= b->moved) add(by_i, alpha * kc, l->from_x + (q + d) * b->dim, b->dim);
+        if (j >= b->moved) add(by_j, alpha * qc, l->from_x + (k + d) * b->dim, b->dim);
     }
-    both += (c->dim_qk + 8) * UNIT * (size + linear + both + bias[1]);
-    double slope =
-        span_silu(alpha * (score + bias[0]), alpha * (linear + both), (double)c->scale,
-                  &l->weight.centre[pair], &l->weight.radius[pair], &l->weight.error[pair]);
+    for (int32_t e = 0; e < b->dim && i == j; e++)
+        by_i[e] += by_j[e];
+    double radius = alpha * (rest + both) + reach(by_i, rx + (int64_t)i * b->dim, b->dim);
+    if (i != j) radius += reach(by_j, rx + (int64_t)j * b->dim, b->dim);
+    double slope = span_silu(alpha * score, radius, (double)c->scale, &l->weight.centre[pair],
+                             &l->weight.radius[pair], &l->weight.error[pair]);
     l->weight.error[pair] += fabs(slope) * alpha * both;
     l->pair_slope[pair] = slope * alpha;
+    return l->weight.error[pair] + fabs(slope) * alpha * rest;
 }
 
-static void attend(bounds *b, bounds_layer *l, int32_t i) {
+/* Attention of a row: own (G, E), its coefficients of the row's own input; other (G): the rest of
+ * its radius. */
+static void attend(bounds *b, bounds_layer *l, const double *rx, int32_t i, double *own,
+                   double *other) {
     const hstu_layer_config *c = &l->from->config;
+    int32_t dim = b->dim;
     span o = span_at(&l->attn, (int64_t)i * b->gated);
-    double *size = b->room;
+    double *by_i = other + b->gated, *by_j = by_i + dim;
+    memset(own, 0, (size_t)b->gated * (size_t)dim * sizeof *own);
     for (int32_t g = 0; g < b->gated; g++)
-        o.centre[g] = o.radius[g] = o.error[g] = size[g] = 0;
+        o.centre[g] = o.error[g] = other[g] = 0;
     for (int32_t h = 0; h < c->n_heads; h++)
         for (int32_t j = 0; j <= i; j++) {
             int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
             int64_t at = (int64_t)j * b->width + b->gated + h * c->dim_v;
-            weigh(b, l, h, i, j);
-            double w = l->weight.centre[pair], r = l->weight.radius[pair];
+            double rest = weigh(b, l, h, i, j, rx, by_i, by_j), w = l->weight.centre[pair];
+            double slope = l->pair_slope[pair] / (double)c->alpha;
             for (int32_t d = 0, g = h * c->dim_v; d < c->dim_v; d++, g++) {
-                double v = l->act.centre[at + d], rv = l->act.radius[at + d];
+                double v = l->act.centre[at + d], sum = 0;
+                const double *from_x = l->from_x + (at + d) * dim, *r = rx + (int64_t)j * dim;
                 o.centre[g] += w * v;
-                o.radius[g] += fabs(w) * rv + r * fabs(v);
-                o.error[g] += r * rv;
-                size[g] += fabs(w * v);
+                o.error[g] += l->weight.radius[pair] * l->act.radius[at + d];
+                other[g] += fabs(v) * rest + fabs(w) * l->rest[at + d];
+                if (i < b->moved) continue;
+                add(own + (int64_t)g * dim, slope * v, by_i, dim);
+                if (i == j) add(own + (int64_t)g * dim, w, from_x, dim);
+                if (i == j || j < b->moved) continue;
+#pragma omp simd reduction(+ : sum)
+                for (int32_t e = 0; e < dim; e++)
+                    sum += fabs(w * from_x[e] + slope * v * by_j[e]) * r[e];
+                other[g] += sum;
             }
         }
     for (int32_t g = 0; g < b->gated; g++) {
-        o.error[g] += (i + 8) * UNIT * (size[g] + o.radius[g] + o.error[g]);
-        o.radius[g] += o.error[g];
+        other[g] += o.error[g];
+        o.radius[g] = other[g] + reach(own + (int64_t)g * dim, rx + (int64_t)i * dim, dim);
     }
 }
 
-/* out = (u * norm(o)) W + bias + x */
+/* out = (u * norm(o)) W + bias + x.  Of the row's own input the coefficients in out are added up
+ * before their sizes are taken. */
 static void gate(bounds *b, bounds_layer *l, const span *x, int32_t t, const span *out) {
     int32_t n = b->gated, dim = b->dim;
+    int64_t u = (int64_t)t * b->width;
     span o = span_at(&l->attn, (int64_t)t * n), m = span_at(&l->mids, (int64_t)t * n);
-    span u = span_at(&l->act, (int64_t)t * b->width);
-    double *error = l->gate_error + (int64_t)t * n, *rounding = l->out_error + (int64_t)t * dim;
-    double *gated = b->room, *through = gated + n * dim, *room = through + dim,
-           *box = room + 2 * dim;
+    double *own = b->room, *weight = own + n * dim, *through = weight + n * dim;
+    double *by = through + n * dim, *other = by + dim * dim,
+           *error = l->gate_error + (int64_t)t * n;
     const param *bias = l->from->proj_bias;
-    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, &l->mid[t], &m, b->room);
+    attend(b, l, x->radius - (int64_t)t * dim, t, own, other);
+    double mean = 0, along = 0, *row = by;
+    for (int32_t g = 0; g < n; g++)
+        mean += o.centre[g] / n;
+    memset(row, 0, (size_t)dim * sizeof *row);
+    for (int32_t g = 0; g < n; g++) {
+        add(row, o.centre[g] - mean, own + (int64_t)g * dim, dim);
+        along += fabs(o.centre[g] - mean) * other[g];
+    }
+    along += reach(row, x->radius, dim);
+    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m, by);
     for (int32_t g = 0; g < n; g++)
         for (int32_t e = 0; e < dim; e++)
-            gated[g * dim + e] = u.centre[g] * l->proj[g * dim + e];
-    norm_through(&l->mid[t], n, o.radius, m.error, gated, dim, through, room);
+            weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];
+    if (t >= b->moved) norm_through(&l->mid[t], n, weight, dim, through);
+    memset(by, 0, (size_t)dim * (size_t)dim * sizeof *by);
     for (int32_t e = 0; e < dim; e++) {
-        out->centre[e] = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0);
-        rounding[e] = fabs(x->centre[e]) + x->radius[e] + fabs(out->centre[e]);
-        box[e] = 0;
-    }
-    for (int32_t g = 0; g < n; g++) {
-        double r = fabs(u.centre[g]) * m.radius[g], other = fabs(m.centre[g]) * u.radius[g];
-        double centre = u.centre[g] * m.centre[g], both = u.radius[g] * m.radius[g];
-        error[g] = both + 2 * UNIT * (fabs(centre) + r + other + both);
-        for (int32_t e = 0; e < dim; e++) {
-            double w = l->proj[g * dim + e], size = fabs(w);
-            out->centre[e] += w * centre;
-            box[e] += size * r;
-            through[e] += size * (other + error[g]);
-            rounding[e] += size * (fabs(centre) + r + other + both);
-            room[e] = g == 0 ? size * (other + error[g]) : room[e] + size * (other + error[g]);
+        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0), radius = 0;
+        double *to = by + (int64_t)e * dim;
+        to[e] = 1;
+        for (int32_t g = 0; g < n; g++) {
+            double w = l->proj[g * dim + e];
+            error[g] = l->act.radius[u + g] * m.radius[g];
+            centre += w * l->act.centre[u + g] * m.centre[g];
+            if (t < b->moved) continue;
+            radius += fabs(through[e * n + g]) * other[g] + fabs(weight[g * dim + e]) * m.error[g] +
+                      fabs(w) * (fabs(m.centre[g]) * l->rest[u + g] + error[g]);
+            add(to, through[e * n + g], own + (int64_t)g * dim, dim);
+            add(to, w * m.centre[g], l->from_x + (u + g) * dim, dim);
         }
-    }
-    for (int32_t e = 0; e < dim; e++) {
-        rounding[e] *= (n + 8) * UNIT;
-        out->radius[e] = x->radius[e] + rounding[e] + fmin(through[e], box[e] + room[e]);
+        out->centre[e] = centre;
+        out->radius[e] = t < b->moved ? 0 : radius + reach(to, x->radius, dim);
     }
 }
 
@@ -569,7 +589,6 @@ status bounds_run(bounds *b, const bounds_query *q) {
         for (int32_t t = l->first; t < q->n; t++) {
             span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
             span out = span_at(&b->hidden[k + 1], (int64_t)t * b->dim);
-            attend(b, l, t);
             gate(b, l, &x, t, &out);
         }
     }
@@ -594,13 +613,6 @@ static void add_error(bounds *b, const double *gradient, const double *error, in
             b->error[s] += fabs(gradient[i * n + s]) * error[i];
 }
 
-/* to (n) += by * from (n) */
-static inline void add(double *to, double by, const double *from, int32_t n) {
-#pragma omp simd
-    for (int32_t s = 0; s < n; s++)
-        to[s] += by * from[s];
-}
-
 /* From the gradient of attention o (G, n) of row i to those of q, k, v. */
 static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const double *go) {
     const hstu_layer_config *c = &l->from->config;
@@ -614,16 +626,16 @@ static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const doubl
             int64_t k = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
             const double *from = go + (int64_t)h * c->dim_v * n;
             memset(gs, 0, (size_t)n * sizeof *gs);
-            for (int32_t d = 0; d < c->dim_v; d++) {
+            for (int32_t d = 0; d < c->dim_v; d++)
                 add(gs, l->act.centre[v + d], from + d * n, n);
-                add(b->grad_act + (v + d) * n, l->weight.centre[pair], from + d * n, n);
-            }
             add_error(b, gs, l->weight.error + pair, 1);
             double slope = l->pair_slope[pair];
-            for (int32_t d = 0; d < c->dim_qk; d++) {
+            for (int32_t d = 0; d < c->dim_qk; d++)
                 add(b->grad_act + (q + d) * n, slope * l->act.centre[k + d], gs, n);
+            for (int32_t d = 0; d < c->dim_qk && j >= b->moved; d++)
                 add(b->grad_act + (k + d) * n, slope * l->act.centre[q + d], gs, n);
-            }
+            for (int32_t d = 0; d < c->dim_v && j >= b->moved; d++)
+                add(b->grad_act + (v + d) * n, l->weight.centre[pair], from + d * n, n);
         }
 }
 
@@ -632,7 +644,6 @@ static void gate_back(bounds *b, const bounds_layer *l, int32_t t, const double 
     int32_t n = b->n_directions, dim = b->dim;
     int64_t at = (int64_t)t * b->gated, act = (int64_t)t * b->width;
     double *gg = b->grad_room + 3 * n, *go = gg + (int64_t)b->gated * n, *room = b->grad_room;
-    add_error(b, gy, l->out_error + (int64_t)t * dim, dim);
     memset(gg, 0, 2 * (size_t)b->gated * (size_t)n * sizeof *gg);
     for (int32_t g = 0; g < b->gated; g++) {
         for (int32_t e = 0; e < dim; e++)
@@ -659,7 +670,6 @@ static void project_back(bounds *b, const bounds_layer *l, int32_t t, double *gx
     for (int32_t w = 0; w < b->width; w++)
         for (int32_t s = 0; s < n; s++)
             gz[(int64_t)w * n + s] *= l->slope[act + w];
-    add_error(b, gz, l->z_error + act, b->width);
     memset(gn, 0, (size_t)b->dim * (size_t)n * sizeof *gn);
     for (int32_t e = 0; e < b->dim; e++)
         for (int32_t w = 0; w < b->width; w++)
@@ -693,16 +703,15 @@ status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *
     for (int k = b->n_layers - 1; k >= 0; k--) {
         const bounds_layer *l = &b->layers[k];
         memset(b->grad_act, 0, (size_t)b->n * (size_t)b->width * (size_t)n * sizeof *b->grad_act);
-        for (int32_t t = l->first; t < b->n; t++)
+        for (int32_t t = l->first > b->moved ? l->first : b->moved; t < b->n; t++)
             gate_back(b, l, t, b->grad + t * token);
-        for (int32_t t = 0; t < b->n; t++)
+        for (int32_t t = b->moved; t < b->n; t++)
             project_back(b, l, t, b->grad + t * token);
     }
-    add_error(b, b->grad, b->hidden[0].error, (int64_t)b->n * b->dim);
     memcpy(b->radius, b->error, (size_t)n * sizeof *b->radius);
-    for (int32_t t = 0; t < b->n; t++)
-        for (int64_t i = t * token; i < (t + 1) * token && b->in_size[t] > 0; i++)
-            b->radius[(i - t * token) % n] += fabs(b->grad[i]) * b->in_size[t];
+    for (int64_t i = b->moved * (int64_t)b->dim; i < b->n * (int64_t)b->dim; i++)
+        for (int32_t s = 0; s < n; s++)
+            b->radius[s] += fabs(b->grad[i * n + s]) * b->size;
     *out = (bounds_form){n, b->radius, b->error, b->grad};
     return OK;
 }

@@ -19,13 +19,15 @@
  *    product.  At most the exact range of each output over the box, which lies within
  *    +-sqrt(dim - 1).
  *
- * Rounding: the model computes in float32, in any order of sums.  Every step's error includes what
- * float32 can add, (terms + some) * 2^-24 of the sum of magnitudes: so the bounds hold for what the
- * CPU computes and for exact arithmetic.  The arithmetic here is double, whose own rounding is
- * 2^-29 of that.  One thread at a time; the model must outlive it and stay as it is. */
+ * This is about exact arithmetic; doubles add some 1e-12.  What the program computes in float32
+ * differs from it by BOUNDS_SLACK of the score at most, which whoever uses the bounds must add and
+ * check (certify.h).  One thread at a time; the model must outlive it and stay as it is. */
 #pragma once
 
 #include "model/model.h"
+
+/* Of a score whose vectors have length 1. */
+#define BOUNDS_SLACK 2e-5
 
 typedef struct bounds bounds;
 

@@ -504,23 +504,30 @@ static status write_config(const char *run, buf *out) {
     return st;
 }
 
+enum { MAX_POINTS = 32 };
+
+/* A list of [x, y], the y NAN where it is no number; returns how many. */
+static size_t read_points(const json_value *list, double x[MAX_POINTS], double y[MAX_POINTS]) {
+    size_t n = 0;
+    const json_value *point = list != NULL && list->type == JSON_ARRAY ? list->first : NULL;
+    for (; point != NULL && n < MAX_POINTS; point = point->next) {
+        const json_value *first = point->type == JSON_ARRAY ? point->first : NULL;
+        if (first == NULL || first->type != JSON_NUMBER || first->next == NULL) continue;
+        x[n] = first->number;
+        y[n++] = first->next->type == JSON_NUMBER ? first->next->number : NAN;
+    }
+    return n;
+}
+
 /* Of each task how often what was predicted came true, by bins: on the dashed line a model is
  * calibrated. */
 static status write_calibration(const json_value *tasks, buf *out) {
-    enum { MAX_BINS = 32 };
     if (tasks == NULL || tasks->type != JSON_OBJECT) return OK;
     TRY(buf_text(out, "<h2>Calibration on the test part</h2><div class=charts>\n"));
     for (const json_value *v = tasks->first; v != NULL; v = v->next) {
-        double x[MAX_BINS], y[MAX_BINS];
+        double x[MAX_POINTS], y[MAX_POINTS];
         char title[96];
-        size_t n = 0;
-        const json_value *bin = v->type == JSON_ARRAY ? v->first : NULL;
-        for (; bin != NULL && n < MAX_BINS; bin = bin->next) {
-            const json_value *first = bin->type == JSON_ARRAY ? bin->first : NULL;
-            if (first == NULL || first->type != JSON_NUMBER || first->next == NULL) continue;
-            x[n] = first->number;
-            y[n++] = first->next->type == JSON_NUMBER ? first->next->number : NAN;
-        }
+        size_t n = read_points(v, x, y);
         curve curves[2] = {{v->key, x, y, n, false}, {"calibrated", x, x, n, true}};
         snprintf(title, sizeof title, "%.40s: share of positives by predicted probability", v->key);
         chart c = {.title = title,
@@ -531,6 +538,45 @@ static status write_calibration(const json_value *tasks, buf *out) {
         TRY(chart_write(&c, out));
     }
     return buf_text(out, "</div>\n");
+}
+
+static status write_certified_chart(const json_value *v, buf *out) {
+    double x[MAX_CURVES][MAX_POINTS], y[MAX_CURVES][MAX_POINTS];
+    curve curves[MAX_CURVES];
+    chart c = {.title = history_text(v, "title"),
+               .x_label = history_text(v, "x"),
+               .curves = curves,
+               .has_fractions = true};
+    const json_value *all = json_member(v, "curves");
+    for (const json_value *k = all != NULL && all->type == JSON_OBJECT ? all->first : NULL;
+         k != NULL && c.n_curves < MAX_CURVES; k = k->next, c.n_curves++) {
+        size_t n = read_points(k, x[c.n_curves], y[c.n_curves]);
+        curves[c.n_curves] = (curve){k->key, x[c.n_curves], y[c.n_curves], n, false};
+    }
+    return c.n_curves > 0 ? chart_write(&c, out) : OK;
+}
+
+/* What `hstu certify` found of the run. */
+static status write_certified(const char *run, buf *out) {
+    char path[4096], *text = NULL;
+    const json_value *root, *charts = NULL;
+    size_t n;
+    arena a;
+    TRY(path_join(path, sizeof path, run, REPORT_CERTIFIED));
+    if (!file_exists(path)) return OK;
+    arena_init(&a, 1 << 14);
+    status st = file_read_all(path, CONFIG_MAX_BYTES, &text, &n);
+    if (st == OK) st = json_parse(&a, path, text, n, &root);
+    if (st == OK) charts = json_member(root, "charts");
+    if (st == OK)
+        st = buf_text(out, "<h2>When the history changes a little</h2><div class=charts>\n");
+    for (const json_value *v = charts != NULL && charts->type == JSON_ARRAY ? charts->first : NULL;
+         st == OK && v != NULL; v = v->next)
+        if (v->type == JSON_OBJECT) st = write_certified_chart(v, out);
+    if (st == OK) st = buf_text(out, "</div>\n");
+    mem_free(text);
+    arena_fini(&a);
+    return st;
 }
 
 static status write_result(const run_history *h, buf *out) {
@@ -559,6 +605,7 @@ static status write_page(const run_history *h, const char *run, buf *out) {
     TRY(write_evaluations(h, out));
     TRY(write_result(h, out));
     TRY(write_calibration(h->done != NULL ? json_member(h->done, "calibration") : NULL, out));
+    TRY(write_certified(run, out));
     TRY(write_facts("Protocol", newest != NULL ? json_member(newest, "protocol") : NULL, out));
     TRY(write_facts("Environment", newest, out));
     TRY(write_config(run, out));

@@ -12,6 +12,9 @@
 
 status report_write(const char *run);
 
+/* A file of a run: charts that `hstu certify` adds to its page. */
+#define REPORT_CERTIFIED "certify.json"
+
 /* <html> ... <body>, with the styles of charts, tiles and tables; and the end of it. */
 status page_open(buf *out, const char *title);
 status page_close(buf *out);
