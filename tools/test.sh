@@ -534,6 +534,7 @@ checks() {
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
     else
         beside "docs/serving.md, followed" bash tests/serving.sh
+        beside "packaging/: systemd, Kubernetes, Prometheus, nginx" bash tests/packaging.sh
         beside "GET /openapi.json is valid and true" bash tests/openapi.sh
         beside "kill -9 of a server, $SERVE_CRASHES times" tools/serve_crash.sh --n "$SERVE_CRASHES"
     fi
