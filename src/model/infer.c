@@ -70,7 +70,8 @@ status infer_init(infer *f, session *s, const infer_config *c) {
                      .is_recorded = c->is_serving};
     TRY(pass_create(&f->pass, s->model, &p));
     pass_set_fp8_kv(f->pass, c->has_fp8_kv);
-    return OK;
+    if (c->stages.mean == 0 && c->stages.pair == 0) return OK;
+    return pass_index(f->pass, &c->stages, &f->table.items, c->n_measured);
 }
 
 void infer_fini(infer *f) {

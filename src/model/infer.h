@@ -28,6 +28,10 @@ typedef struct infer_config {
     bool is_serving; /* worth recorded steps (pass_config), and a 16-bit copy of the catalogue */
     kv_store *store; /* where infer_hooks lease pages; NULL: nothing is kept */
     bool has_fp8_kv; /* keys and values in 8 bits, kept or not */
+    /* Of a mixture of logits: how the catalogue is searched, and for how many queries pass_recall
+     * is measured. */
+    mol_stages stages;
+    int32_t n_measured;
 } infer_config;
 
 /* One user's question.  Lists and the memory of results are the caller's, and stay until the run;

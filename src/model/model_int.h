@@ -41,17 +41,6 @@ struct model {
     content_rows content; /* of items; zeros: none */
 };
 
-/* Where similarities are a mixture of logits: those of a few queries and all items, and the rows of
- * a unit matrix, with which op `rank` ranks them as they are. */
-typedef struct mol_search {
-    mol_acts acts;
-    int32_t n_queries; /* at once */
-    float *sim;        /* (V, n_queries) */
-    float *unit;       /* (n_queries, n_queries) */
-    void *unit_act;    /* the same, act */
-    staged_u32 users;  /* (n_queries) */
-} mol_search;
-
 enum { PASS_SHAPES = 64 };
 
 struct pass {

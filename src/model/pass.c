@@ -90,29 +90,13 @@ static status alloc_hidden(pass *p, const nn_room *room) {
     return NN_NEW(&p->memory, &p->loss, 1);
 }
 
-/* Queries are searched for together, but for a large corpus. */
-static status alloc_search(pass *p, int64_t max_users) {
-    enum { MOST_QUERIES = 64, MOST_SCORES = 1 << 26, SOME_ROWS = 1024 };
-    const model *m = p->m;
-    mol_search *s = &p->search;
-    int64_t n_rows = m->corpus.n > SOME_ROWS ? m->corpus.n : SOME_ROWS, n = MOST_SCORES / n_rows;
-    if (n > MOST_QUERIES) n = MOST_QUERIES;
-    if (n > max_users) n = max_users;
-    s->n_queries = n > 1 ? (int32_t)n : 1;
-    n = s->n_queries;
-    TRY(mol_alloc(&s->acts, &m->mol, &p->memory, n, n_rows, false));
-    TRY(NN_NEW(&p->memory, &s->sim, n * n_rows));
-    TRY(NN_NEW(&p->memory, &s->unit, n * n));
-    TRY(nn_new(&p->memory, &s->unit_act, n * n, act_bytes(m->be->act)));
-    return STAGED_NEW(&p->memory, &s->users, n);
-}
-
 static status alloc_head(pass *p, const nn_room *room) {
     const model *m = p->m;
     if (m->is_ranking) return ranking_alloc(&p->ranking, &m->ranking, room);
     TRY(retrieval_alloc(&p->retrieval, &m->retrieval, room));
     if (room->is_training) return OK;
-    if (m->retrieval.loss.mol != NULL) TRY(alloc_search(p, room->max_users));
+    if (m->retrieval.loss.mol != NULL)
+        TRY(mol_search_alloc(&p->search, &m->mol, &p->memory, m->corpus.n, room->max_users));
     int64_t n_events = room->max_users * m->plan.max_events;
     /* Offsets, targets, and the rows to leave out. */
     return STAGED_NEW(&p->memory, &p->lists, 2 * room->max_users + 1 + n_events);
@@ -586,56 +570,26 @@ static status send_lists(pass *p, const batch *b, const rank_query *q, rank_args
     return STAGED_SEND(p->m->be, &p->lists, 2 * (int64_t)n + 1 + offsets[n]);
 }
 
-/* The unit matrix of n queries. */
-static status send_unit(const mol_search *s, backend *be, int32_t n) {
-    const float one = 1;
-    TRY(be->ops->zero(be, s->unit, (size_t)n * (size_t)n * sizeof *s->unit));
-    for (int32_t i = 0; i < n; i++)
-        TRY(be->ops->copy_in(be, s->unit + (int64_t)i * n + i, &one, sizeof one));
-    gather_args g = {.n = n,
-                     .dim = n,
-                     .table = s->unit,
-                     .index = s->acts.identity,
-                     .scale = 1,
-                     .y = s->unit_act};
-    return be->ops->gather(be, &g);
-}
-
-/* Queries first .. first + n - 1: the similarities of a row and all of them are its row of the
- * corpus, and a query the column to look at.  A product with ones and zeros is exact. */
-static status search_some(pass *p, const rank_args *all, const uint64_t *users, int32_t first,
-                          int32_t n) {
-    mol_search *s = &p->search;
-    backend *be = p->m->be;
-    const char *query =
-        (const char *)all->query + (size_t)first * (size_t)p->m->dim * act_bytes(be->act);
-    rank_args a = *all;
-    for (int32_t i = 0; i < n; i++)
-        s->users.host[i] = users[first + i] < MOL_NOBODY ? (uint32_t)users[first + i] : MOL_NOBODY;
-    TRY(STAGED_SEND(be, &s->users, n));
-    TRY(mol_score(&p->m->mol, &s->acts, be, n, query, s->users.device, a.n_corpus, a.corpus,
-                  s->sim));
-    TRY(send_unit(s, be, n));
-    a.n_queries = a.dim = n;
-    a.query = s->unit_act;
-    a.corpus = s->sim;
-    a.corpus_act = a.corpus_int8 = NULL;
-    if (a.seen_offsets != NULL) a.seen_offsets += first;
-    if (a.allowed != NULL) a.allowed += first;
-    if (a.target != NULL) a.target += first;
-    if (a.rank != NULL) a.rank += first;
-    if (a.best != NULL) a.best += (int64_t)first * a.k;
-    if (a.best_score != NULL) a.best_score += (int64_t)first * a.k;
-    return be->ops->rank(be, &a);
-}
-
 status pass_search(pass *p, const rank_args *a, const uint64_t *users) {
+    backend *be = p->m->be;
+    if (p->m->retrieval.loss.mol == NULL) return be->ops->rank(be, a);
+    return mol_search_run(&p->search, be, a, users);
+}
+
+status pass_index(pass *p, const mol_stages *stages, const model_items *corpus,
+                  int32_t n_measured) {
+    if (p->m->retrieval.loss.mol == NULL)
+        return fail(ERR_CONFIG, "only a mixture of logits is searched in two stages; this model's "
+                                "similarity is a dot product, whose search is exact");
+    p->search.n_to_measure = n_measured;
+    return mol_search_index(&p->search, stages, &p->memory, corpus->n, corpus->rows);
+}
+
+bool pass_recall(const pass *p, double *recall, int32_t *n_queries) {
     const mol_search *s = &p->search;
-    if (p->m->retrieval.loss.mol == NULL) return p->m->be->ops->rank(p->m->be, a);
-    for (int32_t first = 0, left = a->n_queries; left > 0;
-         first += s->n_queries, left = a->n_queries - first)
-        TRY(search_some(p, a, users, first, left < s->n_queries ? left : s->n_queries));
-    return OK;
+    *recall = s->n_wanted > 0 ? (double)s->n_hit / (double)s->n_wanted : 1;
+    *n_queries = s->n_measured;
+    return s->n_measured > 0;
 }
 
 status pass_rank(pass *p, const batch *b, const rank_query *q) {

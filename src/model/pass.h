@@ -9,6 +9,7 @@
 
 #include "model/model.h"
 #include "nn/batch_layout.h"
+#include "nn/mol_search.h"
 
 struct kv_store;
 
@@ -145,6 +146,12 @@ status pass_rank(pass *p, const batch *b, const rank_query *q);
  * are stored, a->corpus: at most 1024, or as many as the model's corpus has.  users: host
  * (n_queries), their numbers in the data, on which the components of some mixtures depend. */
 status pass_search(pass *p, const rank_args *a, const uint64_t *users);
+
+/* Searches of these rows for the k best have two stages from now on (nn/mol_search.h), and wait for
+ * the device.  The first n_measured queries are searched exactly, too; pass_recall is the share of
+ * these exact lists that was found, or false before the first query. */
+status pass_index(pass *p, const mol_stages *stages, const model_items *corpus, int32_t n_measured);
+bool pass_recall(const pass *p, double *recall, int32_t *n_queries);
 
 /* The users of whom nothing is known. */
 #define PASS_NOBODY UINT64_MAX

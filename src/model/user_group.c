@@ -108,7 +108,10 @@ static status make_scoring(user_group *g) {
 
 static status make_group(user_group *g, session *s) {
     const user_group_config *c = &g->c;
-    infer_config f = {.max_users = c->max_users, .max_part = c->max_part};
+    infer_config f = {.max_users = c->max_users,
+                      .max_part = c->max_part,
+                      .stages = c->stages,
+                      .n_measured = c->n_measured};
     if (f.max_part > s->max_targets) f.max_part = 0;
     TRY(infer_init(&g->infer, s, &f));
     TRY(c->n_candidates > 0 ? make_scoring(g) : make_recommending(g));
@@ -181,6 +184,10 @@ status user_group_add(user_group *g, const user_events *u) {
     }
     g->n_users++;
     return OK;
+}
+
+bool user_group_recall(const user_group *g, double *recall, int32_t *n_users) {
+    return pass_recall(g->infer.pass, recall, n_users);
 }
 
 int32_t user_group_n_users(const user_group *g) {

@@ -19,6 +19,8 @@ typedef struct user_group_config {
      * either; NULL: all may. */
     const uint8_t *is_allowed;
     const char *rules; /* JSON (item_rules.h); NULL: none */
+    mol_stages stages; /* of the search (infer_config) */
+    int32_t n_measured;
     /* Scoring. */
     const uint32_t
         *candidate; /* (n_candidates): items, in any order, also twice; must outlive it */
@@ -52,6 +54,7 @@ status user_group_add(user_group *g, const user_events *u);
 int32_t user_group_n_users(const user_group *g);
 status user_group_run(user_group *g);
 void user_group_clear(user_group *g);
+bool user_group_recall(const user_group *g, double *recall, int32_t *n_users); /* pass_recall */
 
 /* Of a user, in the order added.  Values are (n_candidates, columns): NAN where there is no number,
  * as for an item without a row, or for a user without events whom a retrieval model knows nothing

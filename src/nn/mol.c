@@ -534,8 +534,8 @@ static status score_tile(const mol *m, mol_acts *a, backend *be, int64_t n, int3
     return OK;
 }
 
-status mol_score(const mol *m, mol_acts *a, backend *be, int64_t n, const void *x,
-                 const uint32_t *users, int64_t n_items, const float *items, float *sim) {
+status mol_queries(const mol *m, mol_acts *a, backend *be, int64_t n, const void *x,
+                   const uint32_t *users) {
     const mol_config *c = &m->config;
     dropout none = {0};
     mol_index_args index = {.n = n,
@@ -547,12 +547,47 @@ status mol_score(const mol *m, mol_acts *a, backend *be, int64_t n, const void *
         index.hash[t] = c->hash[t];
     if (c->n_user > 0) TRY(be->ops->mol_index(be, &index));
     TRY(side_fwd(&m->query, &a->query, be, n, x, &none, c->eps));
-    TRY(users_fwd(m, a, be, n, NULL));
+    return users_fwd(m, a, be, n, NULL);
+}
+
+status mol_items(const mol *m, mol_acts *a, backend *be, int64_t n, const float *items,
+                 const int32_t *row) {
+    dropout none = {0};
+    gather_args g = {.n = n,
+                     .dim = m->config.dim,
+                     .table = items,
+                     .index = row != NULL ? row : a->identity,
+                     .scale = 1,
+                     .y = a->item_x};
+    TRY(be->ops->gather(be, &g));
+    return side_fwd(&m->item, &a->item, be, n, a->item_x, &none, m->config.eps);
+}
+
+status mol_score(const mol *m, mol_acts *a, backend *be, int64_t n, const void *x,
+                 const uint32_t *users, int64_t n_items, const float *items, float *sim) {
+    TRY(mol_queries(m, a, be, n, x, users));
     for (int64_t first = 0; first < n_items; first += a->max_items) {
         int64_t left = n_items - first, n_tile = left < a->max_items ? left : a->max_items;
-        TRY(cast_rows(be, a, n_tile, c->dim, items + first * c->dim, a->item_x));
-        TRY(side_fwd(&m->item, &a->item, be, n_tile, a->item_x, &none, c->eps));
+        TRY(mol_items(m, a, be, n_tile, items + first * m->config.dim, NULL));
         TRY(score_tile(m, a, be, n, (int32_t)n_tile, sim + first * n));
     }
+    return OK;
+}
+
+status mol_score_rows(const mol *m, mol_acts *a, backend *be, int64_t n, int32_t n_each,
+                      const float *items, const int32_t *row, float *sim) {
+    int64_t most = a->max_items < a->max_pairs ? a->max_items : a->max_pairs;
+    int64_t n_part = n_each < most ? n_each : most, n_rows = most / n_part;
+    if (n_part < n_each) n_rows = 1; /* parts of a query's items are contiguous */
+    for (int64_t first = 0; first < n; first += n_rows)
+        for (int64_t j = 0; j < n_each; j += n_part) {
+            int64_t some = n - first < n_rows ? n - first : n_rows, at = first * n_each + j;
+            int64_t part = n_each - j < n_part ? n_each - j : n_part;
+            mol_args p = pairs_of(m, a, be, first, some, (int32_t)part, (int32_t)(some * part));
+            TRY(mol_items(m, a, be, some * part, items, row + at));
+            p.item = a->identity;
+            p.sim = sim + at;
+            TRY(pairs_fwd(m, a, be, &p));
+        }
     return OK;
 }

@@ -109,3 +109,15 @@ status mol_end(const mol *m, mol_acts *a, backend *be, const mol_batch *b);
  * dropout; users (n): the backend's, MOL_NOBODY where unknown. */
 status mol_score(const mol *m, mol_acts *a, backend *be, int64_t n, const void *x,
                  const uint32_t *users, int64_t n_items, const float *items, float *sim);
+
+/* What mol_score does, in parts.  Components and gates of n queries, and of n items: those of rows
+ * `row` (n), of the backend, or the first n; a negative one is a row of zeros. */
+status mol_queries(const mol *m, mol_acts *a, backend *be, int64_t n, const void *x,
+                   const uint32_t *users);
+status mol_items(const mol *m, mol_acts *a, backend *be, int64_t n, const float *items,
+                 const int32_t *row);
+
+/* sim (n, n_each) = the similarities of the n queries of mol_queries and rows (n, n_each) of items,
+ * each query its own.  The bits are those of mol_score on a CPU. */
+status mol_score_rows(const mol *m, mol_acts *a, backend *be, int64_t n, int32_t n_each,
+                      const float *items, const int32_t *row, float *sim);

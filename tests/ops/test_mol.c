@@ -2,6 +2,7 @@
  * their differences, with all dropouts.  (Golden vectors test both.) */
 #include "../mol_reference.h"
 #include "dense_test.h"
+#include "nn/mol_search.h"
 
 typedef struct rig {
     nn_memory memory;
@@ -293,6 +294,112 @@ TEST(mol_scores_every_item) {
         }
     close_rig(&r);
     close_backends(&t);
+}
+
+/* Two stages find a part of what the exact search finds, with its numbers; all of it where every
+ * item is a candidate.  What is seen or not allowed is never found. */
+TEST(mol_search_in_two_stages) {
+    enum { N = 5, ITEMS = 203, K = 9 };
+    static const mol_stages stages[] = {{203, 0}, {0, 203}, {40, 3},   {12, 0},
+                                        {0, 2},   {0, 0},   {2000, 0}, {0, 1100}};
+    static const uint64_t users[N] = {3, 0, UINT64_MAX, 7, 1};
+    test_backends t;
+    mol_config c = complete(SHAPES[0]);
+    open_backends(&t);
+    for (size_t v = 0; v < sizeof stages / sizeof *stages; v++) {
+        rig r;
+        mol_search s, exact;
+        uint64_t odd[ITEMS / 64 + 1];
+        const uint64_t *allowed[N] = {NULL, odd, NULL, odd, NULL};
+        int32_t best[2][N * K], *lists;
+        float score[2][N * K];
+        open_rig(&r, t.be[1], &c, N, ITEMS, 6);
+        CHECK_OK(mol_search_alloc(&s, &r.m, &r.memory, ITEMS, 3));
+        s.acts.max_items = v % 2 ? 16 : s.acts.max_items; /* candidates in parts, too */
+        CHECK_OK(mol_search_alloc(&exact, &r.m, &r.memory, ITEMS, N));
+        CHECK_OK(mol_search_index(&s, &stages[v], &r.memory, ITEMS, r.items));
+        CHECK_OK(NN_NEW(&r.memory, &lists, N + 1 + N * ITEMS));
+        s.n_to_measure = N;
+        memset(odd, 0xaa, sizeof odd);
+        rank_args a = {.n_queries = N,
+                       .dim = c.dim,
+                       .n_corpus = ITEMS,
+                       .query = r.x,
+                       .corpus = r.items,
+                       .allowed = allowed,
+                       .seen_offsets = lists,
+                       .seen = lists + N + 1,
+                       .k = K};
+        for (int i = 0; i < N; i++) { /* query i has seen every third item, or 195 of them */
+            lists[i + 1] = lists[i];
+            for (int j = 0; j < ITEMS; j++)
+                if (i == 4 ? j < 197 : j % 3 == i % 3) lists[N + 1 + lists[i + 1]++] = j;
+        }
+        for (int e = 0; e < 2; e++) {
+            a.best = best[e];
+            a.best_score = score[e];
+            CHECK_OK(mol_search_run(e ? &exact : &s, t.be[1], &a, users));
+        }
+        CHECK_OK(t.be[1]->ops->sync(t.be[1]));
+        int n_hit = 0, n_wanted = 0;
+        for (int i = 0; i < N * K; i++) {
+            int q = i / K, row = best[0][i];
+            n_wanted += best[1][i] >= 0;
+            if (row < 0) {
+                CHECK(isinf(score[0][i]));
+                continue;
+            }
+            CHECK(q == 4 ? row >= 197 : row % 3 != q % 3);
+            CHECK(allowed[q] == NULL || row % 2 == 1);
+            for (int j = q * K; j < (q + 1) * K; j++)
+                if (best[1][j] == row) {
+                    n_hit++;
+                    if (test_on.kind != ON_CUDA) CHECK(score[1][j] == score[0][i]);
+                }
+            CHECK(i % K == 0 || score[0][i] <= score[0][i - 1]);
+        }
+        if (v < 2 || v >= 5) CHECK_EQ(n_hit, n_wanted);
+        if (v == 3 || v == 4) CHECK(n_hit < n_wanted && n_hit > n_wanted / 4);
+        if (v != 5) {
+            CHECK_EQ(s.n_measured, N);
+            CHECK_EQ(s.n_wanted, n_wanted);
+            CHECK_EQ(s.n_hit, n_hit);
+        }
+        if ((v == 0 || v > 5) && test_on.kind != ON_CUDA)
+            CHECK(memcmp(best[0], best[1], sizeof *best) == 0);
+        close_rig(&r);
+    }
+    close_backends(&t);
+}
+
+TEST(mol_stages_are_read) {
+    static const struct {
+        const char *text;
+        mol_stages want;
+    } good[] = {{"exact", {0, 0}},
+                {"mean:500", {500, 0}},
+                {"components:16", {0, 16}},
+                {"mean:1024+components:1", {1024, 1}}};
+    static const char *const bad[] = {"",
+                                      "mean",
+                                      "mean:",
+                                      "mean:0",
+                                      "mean:-1",
+                                      "mean:65537",
+                                      "mean:5+",
+                                      "components:5+mean:5",
+                                      "mean:5 ",
+                                      "mean:5mean:5",
+                                      "mean:5components:5",
+                                      "mean:5+components:5x",
+                                      "+components:5"};
+    mol_stages s;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        CHECK_OK(mol_stages_read(&s, good[i].text));
+        CHECK(s.mean == good[i].want.mean && s.pair == good[i].want.pair);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_EQ(mol_stages_read(&s, bad[i]), ERR_USAGE);
 }
 
 /* Gated layers by themselves, with sizes around a block of a GPU. */

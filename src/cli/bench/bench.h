@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
+#include "nn/mol_search.h"
 #include "ops/ops.h"
 
 /* All benches. */
@@ -107,6 +108,14 @@ typedef struct search_row {
 } search_row;
 /* ERR_NUMERIC: the search found other items. */
 status search_measure(backend *be, const search_shape *s, search_row *out);
+
+/* The same by a mixture of logits of 8 x 4 components with random weights (search_mol.c). */
+typedef struct search_mol_row {
+    double exact_s, stages_s, index_s, recall;
+    double bytes; /* of the index */
+} search_mol_row;
+status search_mol_measure(backend *be, const search_shape *s, const mol_stages *stages,
+                          search_mol_row *out);
 
 /* Lengths of a batch of `bench encode`: all len (avg_len 0), or about uniform around avg_len, as
  * far as len allows, which is their mean exactly. */

@@ -244,6 +244,8 @@ typedef struct bench_args {
     int act;
     search_shape shape;
     bool is_json, has_filter;
+    const char *mol; /* NULL: inner products */
+    mol_stages stages;
 } bench_args;
 
 static status print_json(const search_shape *s, const backend *be, const search_row *r) {
@@ -275,12 +277,34 @@ static void print_filter(const search_shape *s, const search_row *r) {
            100 * s->share, (long long)r->n_allowed, r->filter_s * 1e3, r->seconds * 1e3, alone);
 }
 
+static status run_mol(const bench_args *a, backend *be) {
+    const search_shape *s = &a->shape;
+    search_mol_row r;
+    TRY(search_mol_measure(be, s, &a->stages, &r));
+    if (a->is_json) {
+        json_writer *w = bench_json_open("search", be);
+        JSON_FIELDS(w, FIELD("items", s->n_items), FIELD("queries", s->n_queries),
+                    FIELD("dim", s->dim), FIELD("k", s->k), FIELD("mol", a->mol),
+                    FIELD("exact_ms", r.exact_s * 1e3), FIELD("ms", r.stages_s * 1e3),
+                    FIELD("recall", r.recall), FIELD("index_s", r.index_s),
+                    FIELD("index_bytes", r.bytes));
+        return json_line_print();
+    }
+    printf("%lld items, %lld queries, %lld best by 8 x 4 x 64 components in %s on %s: exact %.3f "
+           "ms, %s %.3f ms (%.4f of it), recall@%lld %.4f; index of %.0f MB in %.2f s\n",
+           (long long)s->n_items, (long long)s->n_queries, (long long)s->k, work_dtypes[be->act],
+           bench_device(be), r.exact_s * 1e3, a->mol, r.stages_s * 1e3, r.stages_s / r.exact_s,
+           (long long)s->k, r.recall, r.bytes / 1e6, r.index_s);
+    return OK;
+}
+
 /* Without a filter, then with some. */
 static status run(void *ctx, const work *w) {
     static const double shares[] = {0, 1, .1, .01, .001};
     const bench_args *a = ctx;
     search_shape s = a->shape;
     search_row r;
+    if (a->mol != NULL) return run_mol(a, w->be);
     for (int i = 0; i < (a->has_filter ? 5 : 1); i++) {
         s.share = shares[i];
         TRY(search_measure(w->be, &s, &r));
@@ -310,6 +334,9 @@ status bench_search(int argc, char **argv) {
                  "On the CPU: rule out items by 8-bit numbers first; the result is the same."),
         OPT_FLAG("--filter", &a.has_filter,
                  "Compare filters that allow all, 10 %, 1 % and 0.1 % of the items with none."),
+        OPT_TEXT("--mol", &a.mol, "HOW",
+                 "By a mixture of logits with random weights instead: the exact search, and one in "
+                 "two stages: mean:N, components:N or mean:N+components:N."),
         OPT_FLAG("--json", &a.is_json, "Print one JSON object, with --filter one per line."),
         {0},
     };
@@ -319,5 +346,8 @@ status bench_search(int argc, char **argv) {
                    "queries. The result of one query is compared with a plain loop first.",
         .options = options};
     ARGS_PARSE(&spec, NULL, NULL);
+    if (a.mol != NULL) TRY(mol_stages_read(&a.stages, a.mol));
+    if (a.mol != NULL && (a.has_filter || a.shape.has_int8))
+        return fail(ERR_USAGE, "--filter and --int8 are of inner products, not of --mol");
     return bench_run(a.device, a.act, false, run, &a);
 }

@@ -17,6 +17,8 @@
 
 typedef struct recommend_args {
     const char *path, *checkpoint, *data, *history, *allow, *deny, *filter, *rules, *device, *out;
+    const char *search;
+    mol_stages stages;
     user_choice users;
     arg_list similar, context;
     int64_t k, n_ranks;
@@ -26,7 +28,8 @@ typedef struct recommend_args {
     answer_format format;
 } recommend_args;
 
-enum { SHOWN_EVENTS = 10 };
+/* Users whose lists are searched exactly, too, where the search is approximate. */
+enum { SHOWN_EVENTS = 10, MEASURED_USERS = 16 };
 
 /* Somebody who is described here, by events, features or both. */
 static bool has_history(const recommend_args *a) {
@@ -174,6 +177,15 @@ static status serve_history(service *v, const given_history *g) {
     return answer_one(v, 0, &(answer_subject){SUBJECT_NONE, 0, NULL});
 }
 
+static void tell_recall(const user_group *g, int64_t k) {
+    double recall;
+    int32_t n;
+    if (g != NULL && user_group_recall(g, &recall, &n))
+        log_info("search in two stages: recall@%" PRId64 " %.4f against the exact search, of %d "
+                 "users",
+                 k, recall, n);
+}
+
 static status serve(const recommend_args *a, session *s, const uint8_t *is_allowed,
                     const given_history *g) {
     static const char *const columns[] = {"score"};
@@ -183,7 +195,9 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
                            .max_users = is_alone ? 1 : s->eval_batch,
                            .keeps_seen = a->keeps_seen,
                            .is_allowed = is_allowed,
-                           .rules = a->rules};
+                           .rules = a->rules,
+                           .stages = a->stages,
+                           .n_measured = MEASURED_USERS};
     v.out = (answers){.format = a->format,
                       .data = s->data,
                       .subject = "user",
@@ -201,6 +215,7 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
         st = g != NULL ? serve_history(&v, g)
                        : user_service_run(&for_users, &v, &a->users, s->data, &v.out, a->ranks);
     st = answers_close(&v.out, st);
+    if (st == OK && is_first) tell_recall(v.r, a->k);
     user_group_destroy(v.r);
     return st;
 }
@@ -293,6 +308,8 @@ static status check(const recommend_args *a, const arg_spec *spec) {
     if (a->rules != NULL && a->similar.n_items > 0)
         return fail(ERR_USAGE,
                     "--rules are for users; --similar takes --filter, --allow and --deny");
+    if (a->search != NULL && a->similar.n_items > 0)
+        return fail(ERR_USAGE, "--search is for users; --similar is exact");
     if (a->n_ranks > 1 && a->users.file != NULL && strcmp(a->users.file, "-") == 0)
         return fail(ERR_USAGE, "--users -: ranks cannot share stdin; give a file");
     return OK;
@@ -328,6 +345,10 @@ status cmd_recommend(int argc, char **argv) {
             "--rules", &a.rules, "JSON",
             "Rules as a request to the server has them: filter, allow, deny, boost, max_per and "
             "pin, as in '{\"max_per\": {\"genre\": 2}, \"pin\": [12]}'; @FILE reads a file."),
+        OPT_TEXT("--search", &a.search, "HOW",
+                 "Of a mixture of logits: exact (default), or two stages, in which the N best by "
+                 "mean:N, components:N or mean:N+components:N are scored exactly. The recall for "
+                 "the first users is printed (docs/recommend.md)."),
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),
@@ -350,6 +371,7 @@ status cmd_recommend(int argc, char **argv) {
                            .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.path, NULL);
     TRY(check(&a, &spec));
+    if (a.search != NULL) TRY(mol_stages_read(&a.stages, a.search));
     a.is_data_found = a.data == NULL && a.similar.n_items == 0;
     if (a.similar.n_items == 0) TRY(run_config_find_data(a.path, spec.usage, room, &a.data));
     TRY(answer_format_choose(a.chosen_format, a.is_json, &a.format));

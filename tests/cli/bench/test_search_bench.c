@@ -22,6 +22,20 @@ TEST(search_finds_what_a_loop_finds) {
     backend_destroy(be);
 }
 
+/* With all items as candidates nothing is missed; with few of them something is. */
+TEST(search_by_mixture_has_its_recall) {
+    search_shape shape = {.n_items = 300, .n_queries = 3, .dim = 16, .k = 20, .seed = 5};
+    search_mol_row row;
+    backend *be;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    CHECK_OK(search_mol_measure(be, &shape, &(mol_stages){300, 0}, &row));
+    CHECK(row.recall == 1 && row.exact_s > 0 && row.stages_s > 0 && row.index_s > 0);
+    CHECK(row.bytes >= 4.0 * 300 * 64);
+    CHECK_OK(search_mol_measure(be, &shape, &(mol_stages){20, 0}, &row));
+    CHECK(row.recall > .5 && row.recall < 1);
+    backend_destroy(be);
+}
+
 static const ops *right;
 static int wrong_place;
 

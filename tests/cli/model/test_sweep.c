@@ -205,7 +205,7 @@ TEST(sweep_goes_on_after_a_trial_that_fails) {
 /* bench/ladder.sh: rungs of a file, each started from another; rows that are there are not run
  * again, and no run is started that would end too late. */
 TEST(ladder_keeps_its_rows) {
-    char script[4600], ladder[4700], all[5000], *text;
+    char script[4600], ladder[5000], all[12000], *text;
     snprintf(script, sizeof script, "%s", shipped_path("../bench/ladder.sh"));
     free(shell(0, "mkdir d && ln -s ../data d/mixed && ln -s ../data d/source && printf '# rungs\n"
                   "one %s/m.gin train_fn.num_epochs=2\ntwo one train_fn.num_negatives=3 "
