@@ -293,6 +293,7 @@ $B/flags: FORCE
 # What a folder adds to the flags of all.
 $B/src/cpu/%.o $B/src/data/synth/%.o: OWN_CFLAGS = $(HOT_CFLAGS) $(KERNEL_CFLAGS)
 $(foreach d,encode model nn,$B/src/$d/%.o): OWN_CFLAGS = $(CALL_CFLAGS)
+$B/src/model/bounds.o: OWN_CFLAGS = $(HOT_CFLAGS)
 $(foreach d,api cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS) -Itests
 # Their own sums take longer than what they test.

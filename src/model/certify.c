@@ -9,9 +9,9 @@
 
 const char *const verdict_names[VERDICTS] = {"unchanged", "changed", "unknown"};
 
-/* Score differences for which a backward pass of their own is worth its time, and tries to find an
- * example of a change. */
-enum { DIRECTIONS = 24, TRIES = 3 };
+/* Score differences for which a backward pass of their own is worth its time; movements tried as
+ * examples of a change, and the items after the list that are looked at for them. */
+enum { DIRECTIONS = 24, TRIES = 3, NEAR = 12 };
 
 /* A difference of two scores that is not proved to stay above 0. */
 typedef struct open_pair {
@@ -24,6 +24,13 @@ typedef struct scored {
     int32_t row;
 } scored;
 
+/* A linear form of the last row: without movement, its gradients alone; of balls. */
+typedef struct row_form {
+    double *centre, *box, *error; /* (E) */
+    double *gradient;             /* (T, E, E) */
+    double size;                  /* movement of a token's numbers */
+} row_form;
+
 struct certify {
     const model *m;
     model_items items;
@@ -34,15 +41,19 @@ struct certify {
     certified_item *list; /* (k) */
     bool *is_seen;        /* (n) */
     double longest;       /* row */
-    /* Of the last ball: */
-    double *centre, *box, *reach, *error; /* (E): of the numbers of the last row */
-    double *gradient;                     /* (T, E, E) */
-    double size, slack;                   /* movement of a token; rounding of a difference */
-    int32_t first;                        /* event that moves */
-    double *unit, *direction;             /* (E, E), (DIRECTIONS, E) */
-    double *shift;                        /* (T, E) */
+    row_form still, ball;
+    double slack;             /* rounding of a difference */
+    double *unit, *direction; /* (E, E), (DIRECTIONS, E) */
+    double *shift;            /* (T, E) */
     arena memory;
 };
+
+static status form_alloc(arena *a, row_form *f, size_t t, size_t e) {
+    TRY(ARENA_NEW(a, &f->centre, e));
+    TRY(ARENA_NEW(a, &f->box, e));
+    TRY(ARENA_NEW(a, &f->error, e));
+    return ARENA_NEW(a, &f->gradient, t * e * e);
+}
 
 static status make(certify *c) {
     size_t n = (size_t)c->items.n, e = (size_t)c->dim, t;
@@ -51,13 +62,10 @@ static status make(certify *c) {
     TRY(ARENA_NEW(&c->memory, &c->order, n));
     TRY(ARENA_NEW(&c->memory, &c->is_seen, n));
     TRY(ARENA_NEW(&c->memory, &c->list, (size_t)c->k));
-    TRY(ARENA_NEW(&c->memory, &c->centre, 4 * e));
-    TRY(ARENA_NEW(&c->memory, &c->gradient, t * e * e));
+    TRY(form_alloc(&c->memory, &c->still, t, e));
+    TRY(form_alloc(&c->memory, &c->ball, t, e));
     TRY(ARENA_NEW(&c->memory, &c->unit, e * e));
     TRY(ARENA_NEW(&c->memory, &c->direction, DIRECTIONS * e));
-    c->box = c->centre + e;
-    c->reach = c->box + e;
-    c->error = c->reach + e;
     for (size_t i = 0; i < e; i++)
         c->unit[i * e + i] = 1;
     return ARENA_NEW(&c->memory, &c->shift, t * e);
@@ -115,20 +123,40 @@ static int compare(const void *a, const void *b) {
     return (x->row > y->row) - (x->row < y->row);
 }
 
+/* Encloses the last row for balls of eps. */
+static status enclose(certify *c, double eps, row_form *to) {
+    bounds_form f;
+    double farthest = 0;
+    size_t bytes = (size_t)c->dim * sizeof(double);
+    c->q.eps = eps;
+    TRY(bounds_run(c->bounds, &c->q));
+    TRY(bounds_relax(c->bounds, c->dim, c->unit, &f));
+    memcpy(to->centre, bounds_centre(c->bounds), bytes);
+    memcpy(to->error, f.error, bytes);
+    memcpy(to->gradient, f.gradient, (size_t)c->q.n * (size_t)c->dim * bytes);
+    to->size = (double)sqrtf((float)c->dim) * eps;
+    for (int32_t i = 0; i < c->dim; i++) {
+        to->box[i] = fmin(bounds_radius(c->bounds)[i], f.radius[i]);
+        farthest += pow(fabs(to->centre[i]) + to->box[i], 2);
+    }
+    c->slack = 2 * BOUNDS_SLACK * c->longest * sqrt(farthest);
+    return OK;
+}
+
 status certify_user(certify *c, const bounds_query *q, const int32_t *seen, int32_t n_seen) {
     c->q = *q;
-    c->q.n_moved = c->n_order = 0;
-    c->q.eps = 0;
-    TRY(bounds_run(c->bounds, &c->q));
+    c->n_order = 0;
+    if (c->q.n_moved > q->n) c->q.n_moved = q->n;
+    TRY(enclose(c, 0, &c->still));
     memset(c->is_seen, 0, (size_t)c->items.n * sizeof *c->is_seen);
     for (int32_t i = 0; i < n_seen; i++)
         c->is_seen[seen[i]] = true;
     for (int32_t row = 0; row < c->items.n; row++)
         if (!c->is_seen[row])
-            c->order[c->n_order++] = (scored){dot_row(c, row, bounds_centre(c->bounds)), row};
+            c->order[c->n_order++] = (scored){dot_row(c, row, c->still.centre), row};
     qsort(c->order, (size_t)c->n_order, sizeof *c->order, compare);
     c->n_list = c->n_order < c->k ? c->n_order : c->k;
-    double norm = fmax(length(bounds_centre(c->bounds), c->dim), (double)c->m->retrieval.eps);
+    double norm = fmax(length(c->still.centre, c->dim), (double)c->m->retrieval.eps);
     for (int32_t i = 0; i < c->n_list; i++) {
         double score = c->order[i].score / norm;
         c->list[i] =
@@ -137,58 +165,34 @@ status certify_user(certify *c, const bounds_query *q, const int32_t *seen, int3
     return OK;
 }
 
-/* Encloses the last row for balls of eps, and copies what the pairs need. */
-static status enclose(certify *c, int32_t n_moved, double eps) {
-    bounds_form f;
-    double farthest = 0;
-    size_t bytes = (size_t)c->dim * sizeof(double);
-    c->q.n_moved = n_moved < c->q.n ? n_moved : c->q.n;
-    c->q.eps = eps;
-    c->q.shift = NULL;
-    c->first = c->q.n - c->q.n_moved;
-    c->size = (double)sqrtf((float)c->dim) * eps;
-    TRY(bounds_run(c->bounds, &c->q));
-    TRY(bounds_relax(c->bounds, c->dim, c->unit, &f));
-    memcpy(c->centre, bounds_centre(c->bounds), bytes);
-    memcpy(c->box, bounds_radius(c->bounds), bytes);
-    memcpy(c->reach, f.radius, bytes);
-    memcpy(c->error, f.error, bytes);
-    memcpy(c->gradient, f.gradient, (size_t)c->q.n * (size_t)c->dim * bytes);
-    for (int32_t i = 0; i < c->dim; i++) {
-        c->box[i] = fmin(c->box[i], c->reach[i]);
-        farthest += pow(fabs(c->centre[i]) + c->box[i], 2);
-    }
-    c->slack = 2 * BOUNDS_SLACK * c->longest * sqrt(farthest);
-    return OK;
-}
-
 /* How far d . row can be from d . centre: by the numbers of the row, and where that is more than
  * `enough`, by the gradient of d. */
-static double find_reach(const certify *c, const double *d, double enough) {
+static double find_reach(const certify *c, const row_form *f, const double *d, double enough) {
     double box = 0, error = 0, moved = 0;
     for (int32_t i = 0; i < c->dim; i++) {
-        box += fabs(d[i]) * c->box[i];
-        error += fabs(d[i]) * c->error[i];
+        box += fabs(d[i]) * f->box[i];
+        error += fabs(d[i]) * f->error[i];
     }
     if (box < enough) return box;
-    for (int64_t i = (int64_t)c->first * c->dim; i < (int64_t)c->q.n * c->dim; i++) {
-        const double *g = c->gradient + i * c->dim;
+    for (int64_t i = (int64_t)(c->q.n - c->q.n_moved) * c->dim; i < (int64_t)c->q.n * c->dim; i++) {
+        const double *g = f->gradient + i * c->dim;
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int32_t s = 0; s < c->dim; s++)
             sum += d[s] * g[s];
         moved += fabs(sum);
     }
-    return fmin(box, error + moved * c->size);
+    return fmin(box, error + moved * f->size);
 }
 
 /* d = row of `above` - row of `below`; returns d . centre - rounding. */
-static double subtract(const certify *c, int32_t above, int32_t below, double *d) {
+static double subtract(const certify *c, const row_form *f, int32_t above, int32_t below,
+                       double *d) {
     const float *a = row_of(c, above), *b = row_of(c, below);
     double sum = 0;
     for (int32_t i = 0; i < c->dim; i++) {
         d[i] = (double)a[i] - (double)b[i];
-        sum += d[i] * c->centre[i];
+        sum += d[i] * f->centre[i];
     }
     return sum - c->slack;
 }
@@ -201,8 +205,8 @@ static int find_open(const certify *c, int32_t n_above, open_pair *open) {
     for (int32_t b = n_above; b < c->n_order; b++)
         for (int32_t a = n_above; a-- > 0;) {
             open_pair p = {c->order[a].row, c->order[b].row, 0};
-            double difference = subtract(c, p.above, p.below, d);
-            p.gap = difference - find_reach(c, d, difference);
+            double difference = subtract(c, &c->ball, p.above, p.below, d);
+            p.gap = difference - find_reach(c, &c->ball, d, difference);
             if (p.gap > 0) continue;
             open[n++] = p;
             if (n > DIRECTIONS) return n;
@@ -210,55 +214,65 @@ static int find_open(const certify *c, int32_t n_above, open_pair *open) {
     return n;
 }
 
-/* Whether `below` is certainly above once the events have moved against direction s of f. */
-static status try_move(certify *c, const bounds_form *f, int s, const open_pair *p,
-                       bool *is_changed) {
-    double difference = 0;
-    bounds_query q = c->q;
-    for (int64_t i = 0; i < (int64_t)c->q.n * c->dim; i++) {
-        double by = i / c->dim < c->first ? 0 : f->gradient[i * f->n + s];
-        c->shift[i] = by > 0 ? -c->q.eps : by < 0 ? c->q.eps : 0;
-    }
-    q.shift = c->shift;
-    q.eps = 0;
-    TRY(bounds_run(c->bounds, &q));
-    for (int32_t i = 0; i < c->dim; i++) {
-        double d = (double)row_of(c, p->above)[i] - (double)row_of(c, p->below)[i];
-        difference += d * bounds_centre(c->bounds)[i] + fabs(d) * bounds_radius(c->bounds)[i];
-    }
-    *is_changed = difference + c->slack < 0;
+/* Whether the first n_above items stay above all others within the ball: proved. */
+static status prove(certify *c, int32_t n_above, bool *is_proved) {
+    open_pair open[DIRECTIONS + 1];
+    bounds_form f;
+    int n = find_open(c, n_above, open);
+    *is_proved = n == 0;
+    if (n == 0 || n > DIRECTIONS) return OK;
+    for (int i = 0; i < n; i++)
+        open[i].gap =
+            subtract(c, &c->ball, open[i].above, open[i].below, c->direction + i * c->dim);
+    TRY(bounds_relax(c->bounds, n, c->direction, &f));
+    *is_proved = true;
+    for (int i = 0; i < n; i++)
+        *is_proved &= open[i].gap > f.radius[i];
     return OK;
 }
 
-static int compare_gaps(const void *a, const void *b) {
-    const open_pair *x = a, *y = b;
-    return (x->gap > y->gap) - (x->gap < y->gap);
+/* Whether `below` is certainly above once the events have moved against the gradient. */
+static status try_move(certify *c, double eps, const open_pair *p, bool *is_changed) {
+    double *d = c->direction, difference = 0;
+    bounds_query q = c->q;
+    subtract(c, &c->still, p->above, p->below, d);
+    for (int64_t i = 0; i < (int64_t)c->q.n * c->dim; i++) {
+        double by = 0;
+        for (int32_t s = 0; s < c->dim; s++)
+            by += d[s] * c->still.gradient[i * c->dim + s];
+        c->shift[i] = i / c->dim < c->q.n - c->q.n_moved ? 0 : by > 0 ? -eps : eps;
+    }
+    q.shift = c->shift;
+    q.eps = 0;
+    q.n_moved = 0;
+    TRY(bounds_run(c->bounds, &q));
+    for (int32_t i = 0; i < c->dim; i++)
+        difference += d[i] * bounds_centre(c->bounds)[i];
+    difference += 2 * BOUNDS_SLACK * c->longest * length(bounds_centre(c->bounds), c->dim);
+    *is_changed = difference < 0;
+    return OK;
 }
 
-/* Whether the first n_above items stay above all others. */
-static status settle(certify *c, int32_t n_above, verdict *out) {
-    open_pair open[DIRECTIONS + 1];
-    bounds_form f;
-    bounds_query still = c->q;
-    int n = find_open(c, n_above, open), n_left = n > DIRECTIONS;
-    *out = VERDICT_UNCHANGED;
-    if (n == 0) return OK;
-    qsort(open, (size_t)n, sizeof *open, compare_gaps);
-    if (n > DIRECTIONS) n = TRIES;
-    for (int i = 0; i < n; i++)
-        open[i].gap = subtract(c, open[i].above, open[i].below, c->direction + i * c->dim);
-    TRY(bounds_run(c->bounds, &still)); /* an earlier try has moved on */
-    TRY(bounds_relax(c->bounds, n, c->direction, &f));
-    for (int i = 0; i < n; i++)
-        n_left += !(open[i].gap > f.radius[i]);
-    if (n_left == 0) return OK;
-    for (int i = 0; i < n && i < TRIES; i++) {
-        bool is_changed = false;
-        TRY(try_move(c, &f, i, &open[i], &is_changed));
-        *out = VERDICT_CHANGED;
-        if (is_changed) return OK;
-    }
-    *out = VERDICT_UNKNOWN;
+/* Tries the pairs that come nearest by the gradients without movement. */
+static status disprove(certify *c, int32_t n_above, double eps, bool *is_changed) {
+    open_pair best[TRIES];
+    int n = 0;
+    double *d = c->direction;
+    c->still.size = (double)sqrtf((float)c->dim) * eps;
+    for (int32_t i = 0; i < c->dim; i++)
+        c->still.box[i] = INFINITY;
+    for (int32_t b = n_above; b < c->n_order && b < n_above + NEAR; b++)
+        for (int32_t a = n_above; a-- > 0 && a + NEAR / 4 >= n_above;) {
+            open_pair p = {c->order[a].row, c->order[b].row, 0};
+            p.gap = subtract(c, &c->still, p.above, p.below, d);
+            p.gap -= find_reach(c, &c->still, d, 0);
+            int at = n < TRIES ? n++ : TRIES;
+            for (; at > 0 && p.gap < best[at - 1].gap; at--)
+                if (at < TRIES) best[at] = best[at - 1];
+            if (at < TRIES) best[at] = p;
+        }
+    for (int i = 0; i < n && !*is_changed && best[i].gap < 0; i++)
+        TRY(try_move(c, eps, &best[i], is_changed));
     return OK;
 }
 
@@ -267,17 +281,19 @@ static status settle(certify *c, int32_t n_above, verdict *out) {
  * whose first term is linear in x, and whose second is small: 0 <= |x| - x^ . x <= |x - centre|^2 /
  * (2 x^ . x). */
 static void find_range(certify *c, int32_t i) {
-    double norm = length(c->centre, c->dim), away = length(c->box, c->dim), *d = c->direction;
-    double s0 = dot_row(c, c->order[i].row, c->centre) / norm, unit = BOUNDS_SLACK * c->longest;
+    double norm = length(c->ball.centre, c->dim), away = length(c->ball.box, c->dim),
+           *d = c->direction;
+    double s0 = dot_row(c, c->order[i].row, c->ball.centre) / norm,
+           unit = BOUNDS_SLACK * c->longest;
     c->list[i].low = -c->longest - unit;
     c->list[i].high = c->longest + unit;
     if (!(norm - away > 2 * (double)c->m->retrieval.eps)) return;
     double off = away * away / (2 * (norm - away)), at = 0;
     for (int32_t e = 0; e < c->dim; e++) {
-        d[e] = (double)row_of(c, c->order[i].row)[e] - s0 * c->centre[e] / norm;
-        at += d[e] * c->centre[e];
+        d[e] = (double)row_of(c, c->order[i].row)[e] - s0 * c->ball.centre[e] / norm;
+        at += d[e] * c->ball.centre[e];
     }
-    double reach = find_reach(c, d, 0), up = at + reach, down = at - reach;
+    double reach = find_reach(c, &c->ball, d, 0), up = at + reach, down = at - reach;
     up += s0 < 0 ? -s0 * off : 0;
     down -= s0 > 0 ? s0 * off : 0;
     up /= up > 0 ? norm - away : norm + away;
@@ -286,14 +302,30 @@ static void find_range(certify *c, int32_t i) {
     c->list[i].high = fmin(s0 + up, c->longest) + unit;
 }
 
-status certify_ball(certify *c, int32_t n_moved, double eps, certified *out) {
+/* *at: the verdict at a smaller eps, then at this one. */
+static status settle(certify *c, int32_t n_above, double eps, bool is_proved, verdict *at) {
+    bool is_changed = *at == VERDICT_CHANGED;
+    if (is_proved) return OK;
+    if (!is_changed) TRY(disprove(c, n_above, eps, &is_changed));
+    *at = is_changed ? VERDICT_CHANGED : VERDICT_UNKNOWN;
+    return OK;
+}
+
+status certify_ball(certify *c, double eps, const certified *before, certified *out) {
+    bool is_first = false, is_list = false;
     *out = (certified){VERDICT_UNCHANGED, VERDICT_UNCHANGED};
-    TRY(enclose(c, n_moved, eps));
-    for (int32_t i = 0; i < c->n_list; i++)
-        find_range(c, i);
-    if (c->n_list == 0) return OK;
-    TRY(settle(c, 1, &out->first));
-    return settle(c, c->n_list, &out->list);
+    if (before != NULL) *out = *before;
+    bool is_open = out->first == VERDICT_UNCHANGED || out->list == VERDICT_UNCHANGED;
+    if (is_open) TRY(enclose(c, eps, &c->ball));
+    for (int32_t i = 0; i < c->n_list; i++) {
+        c->list[i].low = -c->longest - BOUNDS_SLACK;
+        c->list[i].high = c->longest + BOUNDS_SLACK;
+        if (is_open) find_range(c, i);
+    }
+    if (out->list == VERDICT_UNCHANGED) TRY(prove(c, c->n_list, &is_list));
+    if (out->first == VERDICT_UNCHANGED) TRY(prove(c, c->n_list > 0, &is_first));
+    TRY(settle(c, c->n_list, eps, is_list, &out->list)); /* the enclosure is of no use after it */
+    return settle(c, c->n_list > 0, eps, is_first, &out->first);
 }
 
 int32_t certify_list(const certify *c, const certified_item **out) {

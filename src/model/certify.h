@@ -19,15 +19,16 @@ status certify_create(certify **out, const model *m, const model_items *items, i
 void certify_destroy(certify *c); /* NULL is fine */
 
 /* The best items without movement; seen (n_seen): rows of the items that are left out, distinct.
- * Further calls are about this history.  Fewer items than k are left: all of them. */
+ * Further calls are about this history, of which the newest q->n_moved events move. */
 status certify_user(certify *c, const bounds_query *q, const int32_t *seen, int32_t n_seen);
 
 typedef struct certified {
     verdict first, list; /* the best item; the set of the k best */
 } certified;
 
-/* The newest n_moved events move by at most eps. */
-status certify_ball(certify *c, int32_t n_moved, double eps, certified *out);
+/* The events move by at most eps.  before: the verdicts at a smaller eps, or NULL: what has changed
+ * there is changed, and what was unknown is not tried to be proved. */
+status certify_ball(certify *c, double eps, const certified *before, certified *out);
 
 /* The list, best first, with the scores that 'hstu recommend' shows: what they can become within
  * the balls of the last certify_ball. */

@@ -82,14 +82,15 @@ static status certify_one(service *v, certify *c, user_result *r, arena *scratch
     const certified_item *list;
     TRY(open_user(v, r->user, scratch, &u, &seen, &n_seen));
     uint64_t before = u.n > (uint64_t)v->s->max_history; /* an event that is not read */
-    bounds_query q = {(int32_t)(u.n - before), u.item + before, u.time + before, 0, 0, NULL};
+    bounds_query q = {
+        (int32_t)(u.n - before), u.item + before, u.time + before, v->a->n_moved, 0, NULL};
     TRY(certify_user(c, &q, seen, n_seen));
     r->n_events = q.n;
     r->n_list = certify_list(c, &list);
     memcpy(r->list, list, (size_t)r->n_list * sizeof *list);
     for (int e = 0; e < v->a->n_eps; e++) {
         certified *ball = &r->ball[e];
-        TRY(certify_ball(c, v->a->n_moved, v->a->eps[e], ball));
+        TRY(certify_ball(c, v->a->eps[e], e > 0 ? ball - 1 : NULL, ball));
         for (int32_t i = 0; i < r->n_list; i++) {
             r->range[i][e][0] = list[i].low;
             r->range[i][e][1] = list[i].high;
