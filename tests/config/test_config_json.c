@@ -156,6 +156,9 @@ TEST(config_restore_round_trip) {
     check_round_trip("configs/ml-1m/hstu-sampled-softmax-n128-final.gin", meta, 2);
     check_round_trip("configs/ml-20m/sasrec-sampled-softmax-n128-final.gin", NULL, 0);
     check_round_trip("configs/ml-1m/fuxi-sampled-softmax-n128-final.gin", NULL, 0);
+    check_round_trip("configs/ml-1m/best.gin", NULL, 0);
+    check_round_trip("configs/ml-20m/best.gin", NULL, 0);
+    check_round_trip("configs/amzn-books/best.gin", NULL, 0);
     check_round_trip("configs/ml-1m/esasrec-sampled-softmax-n256-final.gin", NULL, 0);
     check_round_trip("configs/movielen_ranking.gin", nvidia, 2);
     check_round_trip("configs/movielen_retrieval.gin", NULL, 0);
