@@ -41,7 +41,7 @@ MACHINE := $(shell uname -m)
 ARCH ?= native
 ARCH_FLAG := $(if $(ARCH),$(if $(filter aarch64 arm64,$(MACHINE)),-mcpu=$(ARCH),-march=$(ARCH)))
 
-WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
+WARN := -Wall -Wextra -Wno-unused-parameter -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
 # Loops that take time are in src/cpu and src/data/synth, and some elsewhere are marked for SIMD, which -O1 vectorises;
 # otherwise -O3 takes longer to compile and gains nothing, and so does -O2 where files parse, print, or call what works.
 # Tests are compiled without any: half the build was theirs.

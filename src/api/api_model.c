@@ -432,7 +432,6 @@ typedef struct train_job {
 
 static status tell(void *ctx, const train_event *e, const char *json) {
     train_job *j = ctx;
-    (void)e;
     if (j->args->callback != NULL && j->args->callback(j->args->ctx, json) != 0)
         __atomic_store_n(j->stop, 1, __ATOMIC_RELAXED);
     return OK;

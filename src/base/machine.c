@@ -105,8 +105,6 @@ static void ask_simd(char *text, size_t n) {
     if (caps2 & 1ul << 1) add_word(text, n, "SVE2");
     if (caps2 & 1ul << 14) add_word(text, n, "BF16");
 #else
-    (void)n;
-    (void)add_word;
 #endif
 }
 

@@ -10,7 +10,6 @@
 enum { MEM_ALIGN = 64, MEM_LARGE = 1 << 20 };
 
 static void *default_alloc(void *ctx, size_t bytes) {
-    (void)ctx;
     void *block = NULL;
     return posix_memalign(&block, MEM_ALIGN, bytes) == 0 ? block : NULL;
 }
@@ -28,7 +27,6 @@ static void *default_resize(void *ctx, void *block, size_t bytes) {
 }
 
 static void default_release(void *ctx, void *block) {
-    (void)ctx;
     free(block);
 }
 

@@ -147,7 +147,6 @@ static bool has_news(const pool *p, uint64_t seen) {
 }
 
 static bool is_done(const pool *p, uint64_t unused) {
-    (void)unused;
     return p->n_busy == 0;
 }
 

@@ -8,7 +8,6 @@
 volatile sig_atomic_t stop_signal;
 
 static void ask_to_stop(int signal_number) {
-    (void)signal_number;
     stop_signal = 1;
 }
 
@@ -45,7 +44,6 @@ static void leave(const char *path, const char *why) {
 
 static void explain_bus_error(int signal_number, siginfo_t *info, void *context) {
     const char *path = file_map_at(info->si_addr);
-    (void)signal_number, (void)context;
     leave(path != NULL ? path : "memory that is a file",
           ": the file was cut short, or cannot be read any more, while it was in use.");
 }
@@ -55,7 +53,6 @@ static struct sigaction before; /* of SIGSEGV */
 /* Where no file has changed, the access is repeated under the handler from before. */
 static void explain_fault(int signal_number, siginfo_t *info, void *context) {
     const char *path = file_map_written();
-    (void)info, (void)context;
     if (path != NULL)
         leave(path, ": somebody wrote into this file while it was in use, and what it says now "
                     "makes no sense.");

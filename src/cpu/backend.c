@@ -57,27 +57,22 @@ status cpu_each_row(backend *be, int64_t n, int32_t dim, cpu_rows_fn *fn, const 
 }
 
 status cpu_alloc(backend *be, void **out, size_t bytes) {
-    (void)be;
     return mem_alloc(out, bytes, 1);
 }
 
 void cpu_release(backend *be, void *memory) {
-    (void)be;
     mem_free(memory);
 }
 
 status cpu_host_alloc(backend *be, void **out, size_t bytes) {
-    (void)be;
     return mem_alloc_raw(out, bytes, 1);
 }
 
 void cpu_host_release(backend *be, void *memory) {
-    (void)be;
     mem_free(memory);
 }
 
 status cpu_copy(backend *be, void *to, const void *from, size_t bytes) {
-    (void)be;
     if (bytes > 0) memcpy(to, from, bytes);
     return OK;
 }
@@ -91,15 +86,11 @@ status cpu_copy_out(backend *be, void *to_host, const void *from, size_t bytes) 
 }
 
 status cpu_zero(backend *be, void *memory, size_t bytes) {
-    (void)be;
     if (bytes > 0) memset(memory, 0, bytes);
     return OK;
 }
 
 status cpu_set_precision(backend *be, act_type act, bool is_tf32) {
-    (void)be;
-    (void)act;
-    (void)is_tf32;
     return OK;
 }
 
@@ -109,41 +100,32 @@ status cpu_fetch(backend *be, void *to_host, const void *from, size_t bytes, uin
 }
 
 status cpu_wait(backend *be, uint64_t ticket) {
-    (void)be;
-    (void)ticket;
     return OK;
 }
 
 status cpu_record(backend *be, uint64_t key, record_state *out) {
-    (void)be;
-    (void)key;
     *out = RECORD_RUN;
     return OK;
 }
 
 status cpu_record_end(backend *be) {
-    (void)be;
     return OK;
 }
 
 /* An op of this backend is done when it returns. */
 status cpu_sync(backend *be) {
-    (void)be;
     return OK;
 }
 
 void *cpu_stream(backend *be) {
-    (void)be;
     return NULL;
 }
 
 status cpu_aside(backend *be, bool is_on) {
-    (void)be, (void)is_on;
     return OK;
 }
 
 status cpu_rejoin(backend *be) {
-    (void)be;
     return OK;
 }
 

@@ -49,8 +49,6 @@ status cpu_kv_move(backend *be, const kv_move_args *a) {
 }
 
 status cpu_kv_wait(backend *be, int stage) {
-    (void)be;
-    (void)stage;
     return OK;
 }
 

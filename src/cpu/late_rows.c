@@ -57,7 +57,6 @@ status cpu_list_rows(backend *be, const list_rows_args *a) {
 
 status cpu_late_step(backend *be, const late_step_args *a) {
     bool is_skipped = a->grad_scale != NULL && *a->grad_scale == 0;
-    (void)be;
     for (int32_t i = 0; i < a->now && !is_skipped; i++)
         missed_add(&a->late.sums[i], &a->rule, &a->late.missed[i]);
     missed_begin(&a->late.sums[a->now], &a->late.missed[a->now]);

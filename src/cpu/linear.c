@@ -241,7 +241,6 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
     cpu_range blocks =
         cpu_chunk(chunk % job->n_across, job->n_blocks, cpu_n_chunks(a->n_out, job->n_columns));
     int64_t n_strip = rows_per_strip((int32_t)job->n_columns);
-    (void)worker;
     for (int64_t i = rows.first; i < rows.end; i += n_strip)
         for (int64_t block = blocks.first; block < blocks.end; block++) {
             part p = {{i, i + n_strip < rows.end ? i + n_strip : rows.end},
@@ -252,7 +251,6 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
 }
 
 size_t cpu_linear_packed_bytes(backend *be, int32_t n_in, int32_t n_out) {
-    (void)be;
     return (size_t)product_packed_size(product_choose(), n_in, n_out) * sizeof(float);
 }
 

@@ -57,7 +57,6 @@ status cpu_mol_glu_bwd(backend *be, const mol_glu_args *a) {
 
 status cpu_mol_index(backend *be, const mol_index_args *a) {
     int32_t n_each = a->n_negatives + 1;
-    (void)be;
     for (int64_t i = 0; i < a->n; i++) {
         bool is_empty = a->positive != NULL && a->positive[i] < 0;
         for (int32_t j = 0; j < n_each && a->item != NULL; j++)
@@ -368,7 +367,6 @@ status cpu_mol_pairs_bwd(backend *be, const mol_args *a) {
 status cpu_mol_balance(backend *be, const mol_balance_args *a) {
     double sum = 0, mi = 0;
     int64_t n = 0;
-    (void)be;
     for (int64_t i = 0; i < a->n; i++)
         n += a->item[i] >= 0;
     for (int32_t c = 0; c < a->dim; c++) {
@@ -390,7 +388,6 @@ status cpu_mol_penalty(backend *be, const mol_penalty_args *a) {
     const float *x = a->x;
     float *dx = a->dx, factor = 2 * *a->grad_scale * a->weight;
     double sum = 0;
-    (void)be;
     for (int64_t i = 0; i < a->n; i++) {
         sum += (double)x[i] * (double)x[i];
         dx[i] += factor * x[i];

@@ -221,7 +221,6 @@ static status pack_chunk(void *ctx, int64_t chunk, int worker) {
     const pack_job *job = ctx;
     const product_panels *to = job->to;
     int64_t first = chunk * job->n_columns, n = smaller(job->n_columns, to->n - first);
-    (void)worker;
     for (int64_t at = 0; at < to->k; at += PRODUCT_DEPTH)
         pack_block(job->isa, matrix_at(job->from, at, first), smaller(PRODUCT_DEPTH, to->k - at), n,
                    block_at(to, at, first));

@@ -68,7 +68,6 @@ status cpu_gather(backend *be, const gather_args *a) {
  * keep their order. */
 status cpu_group(backend *be, const int32_t *index, row_groups *groups) {
     int32_t *begin = groups->begin, end = 0;
-    (void)be;
     memset(begin, 0, ((size_t)groups->n_rows + 1) * sizeof *begin);
     for (int64_t i = 0; i < groups->n; i++) {
         if (index[i] >= groups->n_rows)
@@ -131,7 +130,6 @@ status cpu_scatter(backend *be, const scatter_args *a) {
 }
 
 status cpu_mark(backend *be, int64_t n, const int32_t *index, int32_t offset, uint8_t *marks) {
-    (void)be;
     for (int64_t i = 0; i < n; i++)
         if (index[i] >= 0) marks[index[i] + offset] = 1;
     return OK;

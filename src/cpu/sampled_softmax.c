@@ -231,7 +231,6 @@ static void *take(char **memory, int64_t n, size_t size) {
 
 size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
                                    int32_t n_rows) {
-    (void)be;
     int64_t n_uses = (int64_t)n_negatives + 1, width = loss_rows_width(dim);
     int64_t n_buckets = cpu_n_chunks(n_rows, rows_per_bucket(width));
     int64_t n_chunks = count_chunks(max_n, n_uses, n_buckets);
@@ -292,7 +291,6 @@ void cpu_unit_gradient(const float *unit, float scale, int32_t dim, const float 
 }
 
 static status normalise_block(void *ctx, int64_t block, int worker) {
-    (void)worker;
     const job *j = ctx;
     const sampled_softmax_args *a = j->a;
     cpu_range range = cpu_chunk(block, BLOCK_ROWS, a->n_rows);

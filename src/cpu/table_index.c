@@ -89,7 +89,6 @@ status cpu_table_find(backend *be, const table_level *l, const table_find_args *
 /* Erasing is rare: one thread. */
 status cpu_table_erase(backend *be, const table_level *l, const table_erase_args *a) {
     int64_t n = table_n_there(a->n, a->n_real), n_erased = 0;
-    (void)be;
     for (int64_t i = 0; i < n; i++) {
         probe p;
         begin_probe(l, a->keys[i], &p);
@@ -112,7 +111,6 @@ static inline bool is_wanted(const table_scan_args *a, uint64_t score, uint32_t 
 
 status cpu_table_scan(backend *be, const table_level *l, const table_scan_args *a) {
     int64_t n = 0;
-    (void)be;
     for (int64_t b = a->first; b < a->first + a->n_buckets; b++) {
         const table_entry *entries = table_entries(l, b);
         const uint32_t *stamps = table_stamps(l, b);
@@ -133,7 +131,6 @@ status cpu_table_scan(backend *be, const table_level *l, const table_scan_args *
 
 status cpu_table_stamp(backend *be, const table_level *l, const table_stamp_args *a) {
     int64_t n = table_n_there(a->n, a->n_real);
-    (void)be;
     for (int64_t i = 0; i < n; i++)
         if (a->slot[i] >= 0)
             table_stamps(l, a->slot[i] / TABLE_SLOTS)[a->slot[i] % TABLE_SLOTS] =
@@ -143,7 +140,6 @@ status cpu_table_stamp(backend *be, const table_level *l, const table_stamp_args
 
 status cpu_table_carry(backend *be, const table_carry_args *a) {
     int64_t n = table_n_there(a->n, a->n_real);
-    (void)be;
     for (int64_t i = 0; i < n; i++) {
         uint64_t w = a->given != NULL ? a->given[i] : a->score;
         a->is_below[i] = a->slot[i] >= 0;
@@ -159,7 +155,6 @@ enum { HUGE_PAGE = 2 << 20 };
  * such pages tables are slower.  A bucket's slots are used from the first on, so that with small
  * pages a sparse table takes the memory of the rows it has. */
 status cpu_table_alloc(backend *be, void **out, size_t bytes, table_memory where) {
-    (void)be;
     TRY(mem_alloc_raw(out, bytes, 1));
     uintptr_t first = ((uintptr_t)*out + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     uintptr_t end = ((uintptr_t)*out + bytes) / HUGE_PAGE * HUGE_PAGE;
@@ -169,8 +164,6 @@ status cpu_table_alloc(backend *be, void **out, size_t bytes, table_memory where
 }
 
 void cpu_table_release(backend *be, void *memory, table_memory where) {
-    (void)be;
-    (void)where;
     mem_free(memory);
 }
 

@@ -189,7 +189,6 @@ static status place_chunk(void *ctx, int64_t chunk, int worker) {
     cpu_range part = cpu_chunk(chunk, PLACE_CHUNK, job->n);
     place_counts *counts = &job->counts[chunk];
     int64_t i = next_run(job, part.first), end = next_run(job, part.end);
-    (void)worker;
     *counts = (place_counts){.first = i};
     while (i < end) {
         int64_t run = i, bucket = bucket_at(job, i);

@@ -160,7 +160,6 @@ status cpu_average(backend *be, const average_args *a, int n, float decay) {
 }
 
 status cpu_grad_factor(backend *be, const grad_factor_args *a) {
-    (void)be;
     double norm = a->base * sqrt(*a->sum);
     bool is_clipped = a->clip > 0 && norm > a->clip;
     *a->factor = !isfinite(norm) ? 0 : is_clipped ? (float)(a->base * (a->clip / norm)) : a->base;

@@ -16,7 +16,6 @@ typedef struct block_job {
 static status run_block(void *ctx, int64_t chunk, int worker) {
     const block_job *j = ctx;
     int64_t first = chunk * j->block, n = j->n - first;
-    (void)worker;
     j->fn(j->ctx, first, n < j->block ? n : j->block);
     return OK;
 }

@@ -252,7 +252,6 @@ typedef struct supervisor {
 } supervisor;
 
 static void ask_to_stop(int number) {
-    (void)number;
     if (the_job != NULL) the_job->stop = 1;
 }
 

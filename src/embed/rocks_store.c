@@ -7,7 +7,6 @@
 #ifndef HSTU_HAS_ROCKSDB
 
 status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats) {
-    (void)n_floats;
     *out = NULL;
     return fail(
         ERR_UNSUPPORTED,

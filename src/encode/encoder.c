@@ -663,7 +663,6 @@ static void count_row(const scored_sequence *q, int32_t i, const float *p, head_
 static status head_chunk(void *ctx, int64_t head, int worker) {
     const scored_sequence *q = ctx;
     float *p = q->s->weights + head * q->n;
-    (void)worker;
     for (int32_t i = 0; i < q->n; i++)
         if (row_weights(q, (int32_t)head, i, p)) count_row(q, i, p, &q->head[head]);
     return OK;

@@ -573,7 +573,6 @@ static status missing(const input *below) {
 }
 
 static status input_decode(input **out, input *below, bool is_walk) {
-    (void)is_walk;
     *out = NULL;
     return missing(below);
 }
@@ -584,7 +583,6 @@ static status input_walk_next(input *in, const char **out_path) {
 }
 
 static status decoder_block(input *in, size_t max, const void **bytes, size_t *n) {
-    (void)max;
     *bytes = NULL;
     *n = 0;
     return missing(in);

@@ -127,7 +127,6 @@ static status thrift_open_list(thrift *t, const thrift_field *f, thrift_type ele
 }
 
 status thrift_check_struct(const thrift *t, const thrift_field *f) {
-    (void)t;
     return f->type == THRIFT_STRUCT ? OK : wrong_type(f, "a struct");
 }
 

@@ -87,7 +87,6 @@ static status from_gzip(const void *bytes, size_t n, void *out, size_t out_bytes
 /* Decompresses n bytes to exactly out_bytes. */
 static status codec_decompress(codec_state *s, parquet_codec codec, const void *bytes, size_t n,
                                void *out, size_t out_bytes) {
-    (void)s;
 #ifdef HSTU_HAS_SNAPPY
     if (codec == PARQUET_SNAPPY) return from_snappy(bytes, n, out, out_bytes);
 #endif

@@ -120,7 +120,6 @@ static status push_bytes(machine *m, int n_length) {
 }
 
 static status push_mark(machine *m, int n) {
-    (void)n;
     return push(m, NULL);
 }
 
@@ -190,7 +189,6 @@ static status take_line(machine *m, const char **line, size_t *n) {
 static status read_global(machine *m, int n) {
     const char *module = NULL, *name = NULL;
     size_t n_module = 0, n_name = 0;
-    (void)n;
     TRY(take_line(m, &module, &n_module));
     TRY(take_line(m, &name, &n_name));
     return push_global(m, module, n_module, name, n_name);
@@ -198,7 +196,6 @@ static status read_global(machine *m, int n) {
 
 static status read_stack_global(machine *m, int n) {
     pickle_value *module = NULL, *name = NULL;
-    (void)n;
     TRY(pop(m, &name));
     TRY(pop(m, &module));
     if (module->type != PICKLE_TEXT || name->type != PICKLE_TEXT)
@@ -293,7 +290,6 @@ static status set_items(machine *m, int n) {
  * it. */
 static status call(machine *m, int n) {
     pickle_value *function = NULL, *args = NULL, *v = NULL;
-    (void)n;
     TRY(pop(m, &args));
     TRY(pop(m, &function));
     if (function->type != PICKLE_GLOBAL || args->type != PICKLE_TUPLE)
@@ -312,7 +308,6 @@ static status call(machine *m, int n) {
  * tensors. */
 static status drop_state(machine *m, int n) {
     pickle_value *state = NULL, *object = NULL;
-    (void)n;
     TRY(pop(m, &state));
     TRY(top(m, &object));
     if (object->type != PICKLE_DICT && object->type != PICKLE_CALL)
@@ -322,7 +317,6 @@ static status drop_state(machine *m, int n) {
 
 static status read_outside(machine *m, int n) {
     pickle_value *id = NULL, *v = NULL;
-    (void)n;
     TRY(pop(m, &id));
     TRY(push_new(m, PICKLE_OUTSIDE, &v));
     v->args = id;

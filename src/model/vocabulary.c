@@ -218,7 +218,6 @@ static status match_mixed(void *ctx, int64_t chunk, int worker) {
     const lookup *l = ctx;
     uint64_t begin = (uint64_t)chunk * CHUNK_ITEMS + 1, end = begin + CHUNK_ITEMS;
     char id[NUMBER_BYTES];
-    (void)worker;
     for (uint64_t i = begin; i < end && i <= l->d->n_items; i++) {
         if (l->d->has_text_items) {
             entry e = entry_of(&l->d->item_text, i);
@@ -379,7 +378,6 @@ static int64_t n_chunks(const seq_file *data) {
 static status mark_chunk(void *ctx, int64_t chunk, int worker) {
     translation *t = ctx;
     uint64_t begin = (uint64_t)chunk * CHUNK_WORDS, end = begin + CHUNK_WORDS;
-    (void)worker;
     for (uint64_t w = begin; w < end && w < n_words(t->data); w++)
         t->v->is_kept[w] = mark_word(t, w);
     return OK;
@@ -389,7 +387,6 @@ static status write_chunk(void *ctx, int64_t chunk, int worker) {
     translation *t = ctx;
     vocabulary_view *v = t->v;
     uint64_t begin = (uint64_t)chunk * CHUNK_WORDS, end = begin + CHUNK_WORDS;
-    (void)worker;
     for (uint64_t w = begin; w < end && w < n_words(t->data); w++) {
         uint64_t to = v->n_before[w];
         for (uint64_t bits = v->is_kept[w]; bits != 0; bits &= bits - 1, to++) {

@@ -62,7 +62,6 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
     const ligr_layer_config *c = &of->ligr.config;
     nn_memory *memory = room->memory;
     int64_t n = room->max_tokens;
-    (void)scratch;
     *a = (ligr_acts){.max_tokens = n};
     void **rows[] = {&a->normed,    &a->attn,    &a->z,      &a->branch[0],
                      &a->branch[1], &a->gate[0], &a->gate[1]};

@@ -52,7 +52,6 @@ static status alloc(layer_acts *acts, const layer *of, const layer_scratch *scra
     const sasrec_layer_config *c = &of->sasrec.config;
     nn_memory *memory = room->memory;
     int64_t n = room->max_tokens;
-    (void)scratch;
     *a = (sasrec_acts){.max_tokens = n};
     TRY(nn_new_act(memory, &a->normed, n, c->dim));
     TRY(nn_new_act(memory, &a->q, n, c->dim));

@@ -120,18 +120,15 @@ table_rows_args table_place_write(const table_place_args *a) {
 /* A build without CUDA has no devices; with CUDA these functions are in src/cuda/core. */
 #ifndef HSTU_HAS_CUDA
 status backend_create_cuda(backend **out, const cuda_options *options) {
-    (void)options;
     *out = NULL;
     return fail(ERR_UNSUPPORTED, "this build is without CUDA; put nvcc on PATH and run make");
 }
 
 status backend_visit_cuda(backend *be, const cuda_visit *visit) {
-    (void)visit;
     return fail(ERR_UNSUPPORTED, "%s is not a GPU", be->name);
 }
 
 status device_list(device_info *out, int max, int *n) {
-    (void)out, (void)max;
     *n = 0;
     return OK;
 }

@@ -105,7 +105,6 @@ void combine_host(comm_type type, comm_rule rule, int64_t n, const void *from, v
 #ifndef HSTU_HAS_CUDA
 status combine_cuda(void *stream, comm_type type, comm_rule rule, int64_t n, const void *from,
                     void *to) {
-    (void)stream, (void)type, (void)rule, (void)n, (void)from, (void)to;
     return fail(ERR_UNSUPPORTED, "this build is without CUDA");
 }
 #endif

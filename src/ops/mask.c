@@ -393,7 +393,6 @@ static int32_t root_of(int32_t n) {
 /* One row of a rule, without what is random and without is_causal; s is the root of n. */
 static void fill_span(const mask_rule *r, int32_t n, int32_t i, int32_t s, uint64_t *words) {
     mask_span span = mask_rule_span(r, n, i);
-    (void)s;
     set_span(words, span.begin, span.end, n);
 }
 
@@ -402,7 +401,6 @@ static void fill_global(const mask_rule *r, int32_t n, int32_t i, int32_t s, uin
     int64_t middle = n / 2;
     bool has_middle = r->kind == MASK_LONGFORMER;
     bool is_global = is_in(i, 0, r->n_global) || (has_middle && is_in(i, middle, r->n_global));
-    (void)s;
     set_span(words, (int64_t)i - r->window, (int64_t)i + r->window + 1, n);
     set_span(words, 0, is_global ? n : r->n_global, n);
     if (has_middle) set_span(words, middle, middle + r->n_global, n);
@@ -410,18 +408,15 @@ static void fill_global(const mask_rule *r, int32_t n, int32_t i, int32_t s, uin
 
 static void fill_dilated(const mask_rule *r, int32_t n, int32_t i, int32_t s, uint64_t *words) {
     int64_t step = (int64_t)r->dilation + 1, farthest = (int64_t)i - r->window * step;
-    (void)n, (void)s;
     set_steps(words, farthest > 0 ? farthest : i % step, i + 1, step);
 }
 
 static void fill_strided(const mask_rule *r, int32_t n, int32_t i, int32_t s, uint64_t *words) {
-    (void)r;
     set_steps(words, i % s, i + 1, s);
     set_span(words, (int64_t)i - s + 1, i + 1, n);
 }
 
 static void fill_fixed(const mask_rule *r, int32_t n, int32_t i, int32_t s, uint64_t *words) {
-    (void)r;
     set_steps(words, s - 1, i + 1, s);
     set_span(words, i / s * s, i + 1, n);
 }

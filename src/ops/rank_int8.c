@@ -52,7 +52,6 @@ static void make_row(const making *m, int64_t row) {
 static status make_chunk(void *ctx, int64_t chunk, int worker) {
     const making *m = ctx;
     int64_t first = chunk * CHUNK * RANK_INT8_GROUP, end = first + CHUNK * RANK_INT8_GROUP;
-    (void)worker;
     for (int64_t row = first; row < end && row < m->n; row++)
         make_row(m, row);
     return OK;

@@ -6,12 +6,10 @@ enum { ROWS = 64 }; /* of a chunk */
 
 #ifndef HSTU_HAS_CUDA
 status row_moves_cuda(void *stream, const row_moves *a, bool is_put) {
-    (void)stream, (void)a, (void)is_put;
     return fail(ERR_UNSUPPORTED, "this build is without CUDA");
 }
 
 status head_parts_cuda(void *stream, const head_parts *a, bool is_back) {
-    (void)stream, (void)a, (void)is_back;
     return fail(ERR_UNSUPPORTED, "this build is without CUDA");
 }
 #endif
@@ -46,7 +44,6 @@ static void move_row_parts(const head_parts *a, int64_t i, bool is_back) {
 
 static status parts_chunk(void *ctx, int64_t chunk, int worker) {
     const parts_job *job = ctx;
-    (void)worker;
     for (int64_t i = chunk * ROWS; i < (chunk + 1) * ROWS && i < job->a->n; i++)
         move_row_parts(job->a, i, job->is_back);
     return OK;

@@ -403,7 +403,6 @@ static void add_records(CUcontext context, uint32_t stream, uint8_t *buffer, siz
 
 static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
                                  size_t bytes) {
-    (void)size;
     pthread_mutex_lock(&cupti.lock);
     if (cupti.is_taking && bytes > 0) add_records(context, stream, buffer, bytes);
     pthread_mutex_unlock(&cupti.lock);
@@ -413,7 +412,6 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
 /* Nodes of graphs, as they are made: a graph that is instantiated has copies of them. */
 static void CUPTIAPI on_node(void *ctx, CUpti_CallbackDomain domain, CUpti_CallbackId id,
                              const void *data) {
-    (void)ctx, (void)domain;
     const CUpti_GraphData *g = ((const CUpti_ResourceData *)data)->resourceDescriptor;
     uint64_t node = 0, original = 0;
     if (g == NULL || cupti.cuptiGetGraphNodeId(g->node, &node) != CUPTI_SUCCESS) return;
@@ -604,7 +602,6 @@ static const char no_cupti[] = "this build is without CUDA; rebuild with nvcc (d
 #endif
 
 bool cupti_start(const cupti_sink *sink, unsigned what) {
-    (void)sink, (void)what;
     return false;
 }
 
@@ -616,7 +613,6 @@ void cupti_flush_complete(void) {
 }
 
 bool cupti_set_on(bool is_on) {
-    (void)is_on;
     return false;
 }
 
@@ -634,12 +630,10 @@ void cupti_skip_memsets(void) {
 }
 
 bool cupti_refuse(const char *what, int result) {
-    (void)what, (void)result;
     return false;
 }
 
 void cupti_mark_begin(const op_mark *m) {
-    (void)m;
 }
 
 void cupti_mark_end(void) {

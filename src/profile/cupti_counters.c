@@ -178,7 +178,6 @@ static bool is_captured(const char *name, const void *args) {
 
 static void CUPTIAPI on_call(void *ctx, CUpti_CallbackDomain domain, CUpti_CallbackId id,
                              const void *data) {
-    (void)ctx;
     const CUpti_CallbackData *d = data;
     if (domain == CUPTI_CB_DOMAIN_RESOURCE) {
         if (id != CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING) return;
@@ -241,12 +240,10 @@ bool cupti_counters_stop(void) {
 #else
 
 bool cupti_counters_start(const cupti_sink *sink) {
-    (void)sink;
     return cupti_refuse("this build's CUPTI is older than 12.6, which has counters", -1);
 }
 
 void cupti_counters_set_on(bool is_on) {
-    (void)is_on;
 }
 
 bool cupti_counters_stop(void) {

@@ -47,7 +47,6 @@ static struct {
 
 /* Asked before the lock: in a forked child nobody may be left to open it. */
 static status add_record(void *ctx, const gpu_record *r) {
-    (void)ctx;
     bool is_kept = injected.is_kept || r->kind == HOST_STEP || r->kind == GPU_DEVICE;
     if (injected.is_done || !is_kept) return OK;
     pthread_mutex_lock(&injected.lock);
@@ -199,7 +198,6 @@ static void answer(int number) {
 }
 
 static void *keep_writing(void *unused) {
-    (void)unused;
     struct pollfd wait = {.fd = injected.pipe[0], .events = POLLIN};
     while (!injected.is_done) {
         char number;

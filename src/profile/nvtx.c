@@ -215,7 +215,6 @@ static uint64_t domain_start(const void *domain, const event *e) {
 }
 
 static void domain_finish(const void *domain, uint64_t id) {
-    (void)domain;
     finish(id);
 }
 
@@ -241,12 +240,10 @@ static const registered *keep_wide(const wchar_t *wide) {
 }
 
 static const registered *register_text(const void *domain, const char *text) {
-    (void)domain;
     return keep(text);
 }
 
 static const registered *register_wide(const void *domain, const wchar_t *text) {
-    (void)domain;
     return keep_wide(text);
 }
 

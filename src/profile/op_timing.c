@@ -106,7 +106,6 @@ static void note_copy(layer *t, backend *be, ...) {
 /* alloc tells who watches memory. */
 static void note_alloc(backend *be, ...) {
     va_list args;
-    (void)be;
     va_start(args, be);
     void **out = va_arg(args, void **);
     range_memory(*out, va_arg(args, size_t));

@@ -200,7 +200,6 @@ typedef struct compile_job {
 static status compile_one(void *ctx, int64_t i, int worker) {
     compile_job *job = ctx;
     const kernel_spec *s = &job->r->spec[i];
-    (void)worker;
     if (s->from == TEMPLATE_HAND_WRITTEN || s->tile.library != GENERATED) return OK;
     if (job->r->kernel[i] != NULL) return OK;
     return job->p->t->compile(job->p->t, s, &job->r->kernel[i]);

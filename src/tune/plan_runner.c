@@ -288,7 +288,6 @@ static status compile_one(void *ctx, int64_t chunk, int worker) {
     compile_job *job = ctx;
     int32_t which = job->kernel[chunk], pair = which / EMIT_MAX_TILES;
     target_kernel *unused;
-    (void)worker;
     return find_compiled(job->r, pair / CHAIN_OPS, pair % CHAIN_OPS, which % EMIT_MAX_TILES,
                          &unused);
 }

@@ -279,14 +279,12 @@ static status compile(target *base, const kernel_spec *s, target_kernel **out) {
 }
 
 static void release(target *t, target_kernel *k) {
-    (void)t;
     if (k == NULL) return;
     dlclose(k->library);
     mem_free(k);
 }
 
 static status no_facts(target *t, const target_kernel *k, kernel_facts *out) {
-    (void)t, (void)k, (void)out;
     return OK;
 }
 
@@ -299,7 +297,6 @@ typedef struct launch_job {
 static status run_chunk(void *ctx, int64_t chunk, int worker) {
     const launch_job *job = ctx;
     int64_t first = chunk * job->per_chunk, last = first + job->per_chunk;
-    (void)worker;
     job->run(job->args, (long)first, (long)(last < job->n_blocks ? last : job->n_blocks));
     return OK;
 }
@@ -314,17 +311,14 @@ static status launch(target *base, const target_kernel *k, const kernel_args *ar
 }
 
 static status alloc(target *t, void **out, size_t bytes) {
-    (void)t;
     return mem_alloc_raw(out, bytes, 1);
 }
 
 static void release_memory(target *t, void *memory) {
-    (void)t;
     mem_free(memory);
 }
 
 static status copy(target *t, void *to, const void *from, size_t bytes) {
-    (void)t;
     if (bytes > 0) memcpy(to, from, bytes);
     return OK;
 }
@@ -338,7 +332,6 @@ typedef struct copy_job {
 static status copy_chunk(void *ctx, int64_t chunk, int worker) {
     const copy_job *j = ctx;
     size_t at = (size_t)chunk * j->per_chunk, left = j->bytes - at;
-    (void)worker;
     memcpy(j->to + at, j->from + at, left < j->per_chunk ? left : j->per_chunk);
     return OK;
 }
@@ -350,13 +343,11 @@ static status copy_parallel(target *t, void *to, const void *from, size_t bytes)
 }
 
 static status fill(target *t, void *to, int byte, size_t bytes) {
-    (void)t;
     memset(to, byte, bytes);
     return OK;
 }
 
 static status wait_nothing(target *t) {
-    (void)t;
     return OK;
 }
 
@@ -371,7 +362,6 @@ static status time_round(status (*run)(void *ctx), void *ctx, int n, double *out
 static status time_calls(target *t, status (*run)(void *ctx), void *ctx, int rounds,
                          double *seconds) {
     double once = 0;
-    (void)t;
     TRY(time_round(run, ctx, 1, &once));
     TRY(time_round(run, ctx, 1, &once));
     int n = autotune_calls(once, TARGET_ROUND);

@@ -316,7 +316,6 @@ static status alloc(target *base, void **out, size_t bytes) {
 }
 
 static void release_memory(target *base, void *memory) {
-    (void)base;
     if (memory != NULL) (void)cu.cuMemFree_v2((cu_pointer)(uintptr_t)memory);
 }
 

@@ -100,7 +100,6 @@ static status make_items(problem *p, char *rows, int8_t *plain) {
 
 static status search(void *ctx, int i) {
     problem *p = ctx;
-    (void)i;
     bool is_f32 = p->be->act == ACT_F32;
     rank_args a = {.n_queries = (int32_t)p->s->n_queries,
                    .dim = (int32_t)p->s->dim,
@@ -133,7 +132,6 @@ static status check(const problem *p) {
 static status gather(void *ctx, int i) {
     problem *p = ctx;
     size_t dim = (size_t)p->s->dim;
-    (void)i;
     for (int64_t q = 0; q < p->s->n_queries; q++)
         for (int64_t row = 0; row < p->s->n_items;) {
             int32_t n = 0;
@@ -159,7 +157,6 @@ static status filter_items(void *ctx, int i) {
     problem *p = ctx;
     seq_file items = {.n_items = (uint64_t)p->s->n_items, .n_content = 1};
     items.content[0] = (item_content){.name = "x", .number = p->number};
-    (void)i;
     return item_filter_run(&items, p->filter, strlen(p->filter), p->item, p->s->n_items, p->bits);
 }
 

@@ -205,7 +205,6 @@ typedef struct event_export {
 
 static status see_user(void *context, int64_t id, const char *name, size_t n) {
     event_export *x = context;
-    (void)id;
     TRY(MEM_RESERVE(&x->end, &x->end_capacity, x->n_users + 1));
     TRY(buf_append(&x->names, name, n));
     x->end[x->n_users++] = x->names.n_bytes;

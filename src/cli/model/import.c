@@ -72,7 +72,6 @@ static void print_result(const import_job *j, const train_event *e) {
 }
 
 static status observe(void *ctx, const train_event *e, const char *json) {
-    (void)json;
     if (e->kind == EVENT_DONE) print_result(ctx, e);
     return OK;
 }

@@ -277,7 +277,6 @@ static status peel_block(void *ctx, int64_t chunk, int worker) {
     const builder *b = p->job->b;
     uint32_t *users = p->job->users.count, *items = p->job->items.count;
     uint64_t n_dropped = 0;
-    (void)worker;
     if (p->is_backward) chunk = (int64_t)b->n_blocks - 1 - chunk;
     event_block *block = b->blocks[chunk];
     for (uint64_t k = 0; k < block->n; k++) {
@@ -338,7 +337,6 @@ static int compare_blocks(const void *a, const void *b) {
 
 /* Local numbers become places in the merged order. */
 static status rank_block(void *ctx, int64_t chunk, int worker) {
-    (void)worker;
     write_job *job = ctx;
     event_block *block = job->b->blocks[chunk];
     const uint32_t *user_rank = job->users.rank[block->sink];
@@ -485,7 +483,6 @@ static void choose_ticks(write_job *job) {
 
 /* Places in the merged order become final numbers; a dropped event has user DROPPED. */
 static status number_block(void *ctx, int64_t chunk, int worker) {
-    (void)worker;
     write_job *job = ctx;
     event_block *block = job->b->blocks[chunk];
     for (uint64_t i = 0; i < block->n; i++) {

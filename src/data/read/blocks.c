@@ -290,7 +290,6 @@ typedef struct run_context {
 /* One worker's loop.  Failures are kept here, by block number, not in the pool. */
 static status run_worker(void *ctx, int64_t chunk, int worker) {
     run_context *run = ctx;
-    (void)chunk;
     for (;;) {
         text_block block = {0};
         bool has_block;

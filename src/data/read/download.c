@@ -170,7 +170,6 @@ static size_t on_data(char *bytes, size_t size, size_t n_items, void *ctx) {
 static int on_progress(void *ctx, curl_off_t total, curl_off_t now, curl_off_t up_total,
                        curl_off_t up_now) {
     transfer *t = ctx;
-    (void)up_total, (void)up_now, (void)now;
     t->bar.total = total > 0 ? t->start + (uint64_t)total : 0;
     progress_update(&t->bar, t->at);
     return 0;

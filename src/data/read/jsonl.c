@@ -375,9 +375,6 @@ static status begin_jsonl(table_reader *r, blocks *b) {
 
 /* Every line names its columns. */
 static status resume_jsonl(table_reader *r, blocks *b, csv_layout *t) {
-    (void)r;
-    (void)b;
-    (void)t;
     return OK;
 }
 

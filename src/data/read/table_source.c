@@ -279,7 +279,6 @@ static void columns_say(const sample *s, const char *form, const column_choice *
     if (choice->of[ROLE_ACTION] >= 0)
         n += snprintf(line + n, sizeof line - (size_t)n, ", action %s (%s)", t->name[ROLE_ACTION],
                       t->map != NULL ? "by --action-map" : kinds[t->actions]);
-    (void)n;
     log_info("%s: %s", s->file, line);
 }
 

@@ -186,7 +186,6 @@ static status load_meta(seq_file *s) {
 enum { CHECK_EVENTS = 1 << 20 };
 
 static status check_items(void *ctx, int64_t chunk, int worker) {
-    (void)worker;
     const seq_file *s = ctx;
     uint64_t begin = (uint64_t)chunk * CHECK_EVENTS, end = begin + CHECK_EVENTS;
     if (end > s->n_events) end = s->n_events;
@@ -220,7 +219,6 @@ static bool is_content_fine(const item_content *f, uint64_t item) {
 static status check_content(void *ctx, int64_t chunk, int worker) {
     const seq_file *s = ctx;
     uint64_t begin = (uint64_t)chunk * CHECK_ITEMS, dim = (uint64_t)s->item_vector_dim;
-    (void)worker;
     for (uint64_t i = begin; i <= s->n_items && i < begin + CHECK_ITEMS; i++) {
         for (int f = 0; f < s->n_content; f++)
             if (!is_content_fine(&s->content[f], i))

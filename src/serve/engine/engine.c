@@ -580,7 +580,6 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
 }
 
 static void wake_asker(void *done, engine_answer *a) {
-    (void)a;
     sem_post(done);
 }
 
@@ -745,7 +744,6 @@ static status check_change(engine *e, engine_change *c) {
 }
 
 static void wake_changer(void *done, engine_change *c) {
-    (void)c;
     sem_post(done);
 }
 

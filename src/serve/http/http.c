@@ -123,8 +123,6 @@ const char *http_library_version(void) {
 
 /* Paths and parameters stay as they were sent; http_decode decodes a part of a path at a time. */
 static size_t keep_escapes(void *context, struct MHD_Connection *c, char *text) {
-    (void)context;
-    (void)c;
     return strlen(text);
 }
 
@@ -140,8 +138,6 @@ static enum MHD_Result find_other(void *context, enum MHD_ValueKind kind, const 
                                   const char *value) {
     name_search *s = context;
     size_t n = strlen(name);
-    (void)kind;
-    (void)value;
     for (const char *at = s->names; *at != '\0'; at += strcspn(at, " "), at += *at == ' ')
         if (strcspn(at, " ") == n && memcmp(at, name, n) == 0) return MHD_YES;
     s->other = name;
@@ -275,7 +271,6 @@ http_stream *http_respond_stream(http_exchange *of, const char *type) {
 /* Waits for more where there is none: the connection sleeps until a write resumes it. */
 static ssize_t stream_read(void *context, uint64_t position, char *out, size_t max) {
     http_stream *s = context;
-    (void)position;
     pthread_mutex_lock(&s->lock);
     size_t n = s->waiting.n_bytes - s->taken;
     if (n > max) n = max;
@@ -401,7 +396,6 @@ static enum MHD_Result add_header(void *context, enum MHD_ValueKind kind, const 
     header_facts *f = context;
     bool is_length = strcasecmp(key, "Content-Length") == 0;
     bool is_transfer = strcasecmp(key, "Transfer-Encoding") == 0;
-    (void)kind;
     f->n_bytes += strlen(key) + (value != NULL ? strlen(value) : 0) + 4;
     if (is_length) f->length = value;
     if (is_transfer) f->transfer = value;
@@ -582,8 +576,6 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
                          enum MHD_RequestTerminationCode how) {
     http_server *h = context;
     exchange *x = *request;
-    (void)c;
-    (void)how;
     if (x == NULL) return;
     if (x->is_resumed) {
         pthread_mutex_lock(&h->lock);
@@ -604,9 +596,6 @@ static void on_completed(void *context, struct MHD_Connection *c, void **request
 }
 
 static void say_nothing(void *context, const char *format, va_list values) {
-    (void)context;
-    (void)format;
-    (void)values;
 }
 
 /* A thread's share of a limit.  The kernel spreads connections by chance: a sixteenth more, so that

@@ -281,8 +281,6 @@ peer *http_peer_of(struct MHD_Connection *c) {
  * own deadline. */
 void *http_on_request_line(void *context, const char *uri, struct MHD_Connection *c) {
     peer *p = http_peer_of(c);
-    (void)context;
-    (void)uri;
     if (p != NULL && p->at == IS_IDLE) http_set_phase(p, READS_HEADER);
     return NULL;
 }

@@ -254,7 +254,6 @@ static status read_tasks(const place *p, const json_value *v) {
 
 /* The engine reads them, with the model's names. */
 static status note_rules(const place *p, const json_value *v) {
-    (void)v;
     *(bool *)value_of(p) = true;
     return OK;
 }

@@ -182,7 +182,6 @@ void call_fail_outcome(call *c, const engine_answer *a) {
 
 static void note_change(void *context, engine_change *change) {
     call *c = context;
-    (void)change;
     http_continue(c->x, c->then, c);
 }
 
@@ -510,7 +509,6 @@ static void handle(void *context, http_exchange *x) {
 }
 
 static void forget(void *context, http_exchange *x) {
-    (void)context;
     call_free(x->context);
 }
 

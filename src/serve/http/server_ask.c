@@ -40,7 +40,6 @@ typedef struct question {
 } question;
 
 static void count_answer(void *done, engine_answer *a) {
-    (void)a;
     sem_post(done);
 }
 

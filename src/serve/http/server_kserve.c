@@ -207,7 +207,6 @@ static void reply(void *context) {
 
 static void answered(void *context, engine_answer *a) {
     inferring *q = context;
-    (void)a;
     if (atomic_fetch_sub(&q->n_left, 1) == 1) http_continue(q->c->x, reply, q);
 }
 

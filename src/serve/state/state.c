@@ -208,8 +208,6 @@ static void cut_failed_commit(state *s) {
 /* After each commit: where the log ends, and which round of it this is. */
 static int note_frames(void *context, sqlite3 *db, const char *name, int n_frames) {
     state *s = context;
-    (void)db;
-    (void)name;
     s->wal_frames = (uint64_t)n_frames;
     if (open_wal(s) != OK ||
         pread(s->wal, s->wal_salt, sizeof s->wal_salt, WAL_SALT_AT) != sizeof s->wal_salt)

@@ -169,7 +169,6 @@ static void blank(sqlite3_context *c, int n, sqlite3_value **x) {
     static const int64_t filler[] = {2, 200, 40000, 10000000, 5000000000, 1000000000000000};
     static const int64_t limit[] = {127, 32767, 8388607, 2147483647, 140737488355327};
     static const char nothing[MAX_ID + 1];
-    (void)n;
     if (sqlite3_value_type(x[0]) == SQLITE_TEXT) {
         int bytes = sqlite3_value_bytes(x[0]);
         sqlite3_result_text(c, nothing, bytes < MAX_ID ? bytes : MAX_ID, SQLITE_STATIC);

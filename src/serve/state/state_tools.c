@@ -223,7 +223,6 @@ static status close_old(const visit *v) {
 
 static void user_key(sqlite3_context *c, int n, sqlite3_value **x) {
     const uint64_t *salt = sqlite3_user_data(c);
-    (void)n;
     sqlite3_result_int64(
         c, (int64_t)hash64(sqlite3_value_text(x[0]), (size_t)sqlite3_value_bytes(x[0]), *salt));
 }
@@ -298,7 +297,6 @@ static status commit_some(state *to, uint64_t n_rows) {
 
 static status save_user(void *context, int64_t id, const char *name, size_t n) {
     saving *w = context;
-    (void)id;
     TRY(MEM_RESERVE(&w->id, &w->id_capacity, w->n + 1));
     TRY(state_add_user(w->to, name, n, &w->id[w->n]));
     w->n++;
@@ -315,7 +313,6 @@ static status save_event(void *context, const state_event *e) {
 
 static status save_erased(void *context, uint64_t salt, uint64_t key) {
     saving *w = context;
-    (void)salt;
     TRY(state_add_erased(w->to, key));
     return commit_some(w->to, ++w->n_rows);
 }

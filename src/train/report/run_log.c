@@ -163,7 +163,6 @@ typedef struct read_job {
 
 static status visit_line(void *ctx, const char *line, size_t n, const json_value *value) {
     read_job *job = ctx;
-    (void)line, (void)n;
     return job->visit(job->ctx, value);
 }
 
