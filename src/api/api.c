@@ -1,14 +1,6 @@
 /* The public API: thin, so that hstu.h can stay as it is while the inside moves.  What callers hold
  * are handles (api_int.h): of a seq_file for an hstu_data, of a batcher for an hstu_batcher. */
-#include <inttypes.h>
-#include <math.h>
-#include <pthread.h>
-#include <string.h>
-
 #include "api/api_int.h"
-#include "base/env.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "data/set/batcher.h"
 #include "hstu.h"
 #include "ops/device.h"

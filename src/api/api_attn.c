@@ -2,11 +2,7 @@
  * those of ops.h and runs them on the caller's stream.  An object is a CUDA backend in guest mode,
  * which launches on a stream that it does not own, or a CPU backend with threads of its own; for
  * softmax also the mask, lowered for the lengths that were set last. */
-#include <math.h>
-#include <string.h>
-
 #include "api/api_int.h"
-#include "base/mem.h"
 #include "ops/graph.h"
 #include "ops/mask_tiles.h"
 #include "ops/ops.h"

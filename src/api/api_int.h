@@ -9,8 +9,6 @@
  * parent are refused, and closing them frees nothing, unless the type says that it survives. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 #include "hstu.h"
 #include "ops/ops.h"

@@ -1,12 +1,8 @@
 /* The models of hstu.h: over model/trained.h recommending, scoring, encoding and embeddings;
  * training as `hstu train` does it, with the lines of its log passed to a callback. */
-#include <inttypes.h>
-#include <math.h>
 #include <signal.h>
-#include <string.h>
 
 #include "api/api_int.h"
-#include "base/mem.h"
 #include "config/config.h"
 #include "hstu.h"
 #include "model/checkpoint_load.h"

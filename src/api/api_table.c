@@ -1,10 +1,6 @@
 /* The dynamic tables of hstu.h, over embed/table.h: the same verbs on memory of the host, for any
  * number of ids, and bags of ids. */
-#include <math.h>
-#include <string.h>
-
 #include "api/api_int.h"
-#include "base/mem.h"
 #include "embed/snapshot.h"
 #include "hstu.h"
 

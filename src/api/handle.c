@@ -1,8 +1,4 @@
-#include <pthread.h>
-#include <string.h>
-
 #include "api/api_int.h"
-#include "base/mem.h"
 
 enum { SLOT_BITS = 16, N_SLOTS = 1 << SLOT_BITS };
 

@@ -1,9 +1,6 @@
 #include "base/autotune.h"
 
-#include <math.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
+#include "base/base.h"
 
 /* A candidate this much slower in the first round cannot win. */
 static const double hopeless = 1.2;

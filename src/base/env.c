@@ -1,16 +1,9 @@
 #include "base/env.h"
 
-#include <inttypes.h>
-#include <limits.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/log.h"
+#include "base/base.h"
 #include "base/machine.h"
 
 enum { MAX_THREADS = 256 };

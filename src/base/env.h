@@ -20,10 +20,6 @@
 
 #include "base/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Applies HSTU_LOG to the log; ERR_USAGE if its value is not a level. */
 status env_apply_log_level(void);
 
@@ -120,7 +116,3 @@ bool env_wants_colour(int fd);
 /* Columns of the terminal on this file descriptor (from COLUMNS, or from the terminal itself); 80
  * if it is not a terminal. */
 int env_columns(int fd);
-
-#ifdef __cplusplus
-}
-#endif

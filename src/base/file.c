@@ -1,17 +1,11 @@
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "base/base.h"
 
 #include "base/file.h"
-#include "base/mem.h"
 
 enum { PATH_BYTES = 4096, N_LETTERS = 6, N_TRIES = 16 };
 

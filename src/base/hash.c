@@ -1,8 +1,6 @@
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "base/hash.h"
+
+#include "base/base.h"
 
 /* hash64 is XXH64: four lanes of multiply-rotate over 32-byte stripes, then a tail and a mix.  The
  * constants are those of its specification; words are read little-endian. */

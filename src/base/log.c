@@ -1,13 +1,8 @@
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/env.h"
+#include "base/base.h"
+
 #include "base/log.h"
-#include "base/text.h"
-#include "base/thread.h"
 
 static _Atomic log_level threshold = LOG_INFO;
 static log_sink current_sink;

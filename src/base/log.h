@@ -6,10 +6,6 @@
 
 #include "base/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_QUIET } log_level;
 
 void log_set_level(log_level level);
@@ -59,7 +55,3 @@ void progress_render(const progress *p, uint64_t now_ns, int width, char *text, 
 void human_count(char *text, int n, double value);
 void human_bytes(char *text, int n, double bytes);
 void human_duration(char *text, int n, double seconds);
-
-#ifdef __cplusplus
-}
-#endif

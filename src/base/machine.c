@@ -1,19 +1,12 @@
-#include <ctype.h>
 #include <dlfcn.h>
 #include <glob.h>
-#include <limits.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/file.h"
+#include "base/base.h"
+
 #include "base/machine.h"
-#include "base/mem.h"
 
 enum { MAX_FACT_BYTES = 1 << 22 }; /* /proc/cpuinfo of 1024 cores has about 1.5 MB. */
 

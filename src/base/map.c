@@ -1,9 +1,6 @@
 #include "base/map.h"
 
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
+#include "base/base.h"
 
 enum { MIN_SLOTS = 8, FIRST_SMALL = 4096, SMALL_KEYS = 1 << 22 };
 

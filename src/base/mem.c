@@ -2,10 +2,9 @@
 
 #include <malloc.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
+
+#include "base/base.h"
 
 enum { MEM_ALIGN = 64, MEM_LARGE = 1 << 20 };
 

@@ -7,10 +7,6 @@
 
 #include "base/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct mem_allocator {
     void *(*alloc)(void *ctx, size_t bytes);               /* 64-byte aligned; NULL when out */
     void *(*resize)(void *ctx, void *block, size_t bytes); /* keeps the content, as realloc does */
@@ -93,7 +89,3 @@ void arena_clear(arena *a);
 
 /* A NUL-terminated copy of n bytes of text. */
 status arena_copy_text(arena *a, const char *text, size_t n, const char **out);
-
-#ifdef __cplusplus
-}
-#endif

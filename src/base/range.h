@@ -8,10 +8,6 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { RANGE_NO_NUMBER = -1 };
 
 typedef struct range_watcher {
@@ -47,7 +43,3 @@ wait_kind waits_kind(uint64_t word);
 
 /* "the GPU", for messages. */
 const char *waits_name(wait_kind kind);
-
-#ifdef __cplusplus
-}
-#endif

@@ -1,7 +1,6 @@
 #include "base/sort.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "base/base.h"
 
 /* The counters of a digit are cleared and summed in each pass: short arrays have smaller digits.
  * The shortest are sorted by insertion. */

@@ -1,8 +1,6 @@
 #include "base/status.h"
 
-#include <errno.h>
-#include <stdio.h>
-#include <string.h>
+#include "base/base.h"
 
 static _Thread_local char reason[FAILURE_REASON_BYTES];
 static _Thread_local char trace[FAILURE_TRACE_BYTES];

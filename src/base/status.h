@@ -14,10 +14,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum {
     OK = 0,
     ERR_USAGE,       /* the command line is wrong: exit code 2 */
@@ -80,7 +76,3 @@ int status_exit_code(status code);
 
 void failure_save(failure *out, status code);
 status failure_restore(const failure *saved);
-
-#ifdef __cplusplus
-}
-#endif

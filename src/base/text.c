@@ -1,13 +1,7 @@
-#include <ctype.h>
-#include <inttypes.h>
 #include <locale.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/mem.h"
+#include "base/base.h"
+
 #include "base/text.h"
 
 enum { LEAST_BYTES = 191 }; /* at first: most texts grow by a few bytes at a time */

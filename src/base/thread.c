@@ -1,13 +1,10 @@
-#include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/mem.h"
+#include "base/base.h"
+
 #include "base/thread.h"
 
 enum { SLICE_NS = 100000 };

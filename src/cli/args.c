@@ -1,11 +1,3 @@
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/help/help.h"
 

@@ -5,7 +5,7 @@
  * failed, 2 wrong usage or config).  Data goes to stdout, the log and progress to stderr. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef enum {
     ARG_FLAG,   /* bool: --json */

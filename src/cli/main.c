@@ -1,18 +1,9 @@
 /* The program: a table of commands.  Everything a command can do is in its own file; here are only
  * the way in (environment, standard streams) and the way out (reason, exit code). */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/help/help.h"
 #include "cli/machine/profile.h"

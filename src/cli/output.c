@@ -1,11 +1,3 @@
-#include <errno.h>
-#include <inttypes.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/env.h"
 #include "cli/output.h"
 
 const char *show_count(char text[SHOW_BYTES], uint64_t value) {

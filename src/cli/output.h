@@ -2,11 +2,6 @@
  * show_ functions write NUL-terminated text into the caller's memory. */
 #pragma once
 
-#include <stdio.h>
-
-#include "base/file.h"
-#include "base/status.h"
-#include "base/text.h"
 #include "format/json.h"
 
 enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };

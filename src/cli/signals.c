@@ -1,8 +1,5 @@
 #include <stdatomic.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "cli/signals.h"
 
 volatile sig_atomic_t stop_signal;

@@ -4,7 +4,8 @@
 #pragma once
 
 #include <signal.h>
-#include <stdbool.h>
+
+#include "base/base.h"
 
 extern volatile sig_atomic_t stop_signal; /* not 0 once it was asked */
 

@@ -1,12 +1,3 @@
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/env.h"
-#include "base/file.h"
-#include "base/log.h"
 #include "cli/work.h"
 #include "data/set/batcher.h"
 #include "dist/ranks.h"

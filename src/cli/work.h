@@ -2,8 +2,6 @@
  * config file and the split that their options name. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/held_out.h"
 #include "data/set/seq_file.h"
 #include "data/set/split.h"

@@ -1,10 +1,5 @@
 /* Loading: gin bindings, checked against the option table, into one config; the instances that
  * references stand for; then defaults that follow from other values, and checks across values. */
-#include <stdio.h>
-#include <string.h>
-#include <strings.h>
-
-#include "base/log.h"
 #include "config/config.h"
 #include "config/metric_list.h"
 #include "config/options.h"

@@ -8,11 +8,6 @@
  * A config is read only once loaded.  config_load and config_destroy belong to one thread. */
 #pragma once
 
-#include <math.h>
-
-#include "base/mem.h"
-#include "base/status.h"
-#include "base/text.h"
 #include "format/json.h"
 
 /* None for an integer; a float that is None is NAN, a string that is None is NULL. */

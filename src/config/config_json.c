@@ -3,9 +3,6 @@
  * On the way back every value becomes a gin binding, and the gin text is loaded and checked like
  * any other.  So a checkpoint can be opened without its gin file and includes, and a config that we
  * cannot have written is refused by the same rules. */
-#include <stdio.h>
-#include <string.h>
-
 #include "config/config.h"
 #include "config/metric_list.h"
 #include "config/options.h"

@@ -1,18 +1,5 @@
 /* The reader: tokens (white space, names, strings, numbers), values, statements (bindings, blocks,
  * imports, includes, overrides), and after all is read the index by name and the macros. */
-#include <ctype.h>
-#include <errno.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/sort.h"
-#include "base/text.h"
 #include "config/gin.h"
 
 void gin_init(gin_config *g) {

@@ -11,8 +11,7 @@
  * `import` (noted, ignored), continuation by brackets and by backslash. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
+#include "base/base.h"
 
 enum {
     GIN_MAX_DEPTH = 48,           /* brackets in brackets, macros resolved */

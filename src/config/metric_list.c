@@ -1,9 +1,5 @@
 #include "config/metric_list.h"
 
-#include <stdio.h>
-#include <string.h>
-#include <strings.h>
-
 #define RETRIEVAL(kind, name, shown, max_k, sense, meaning)                                        \
     [kind] = {name, shown, TASK_RETRIEVAL, max_k, sense, meaning},
 #define RANKING(kind, name, shown, max_k, sense, meaning)                                          \

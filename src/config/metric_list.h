@@ -4,7 +4,6 @@
  * thread. */
 #pragma once
 
-#include "base/status.h"
 #include "config/config.h"
 
 /* Cut-offs: positions beyond 2500 are not told apart, and lists longer than 1000 are not made. */

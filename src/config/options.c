@@ -1,12 +1,7 @@
 /* Looking options up, checking and storing values; values as JSON, and the table itself for people.
  */
-#include <stdio.h>
-#include <string.h>
-#include <strings.h>
-
-#include "base/text.h"
-#include "config/metric_list.h"
 #include "config/options.h"
+#include "config/metric_list.h"
 
 enum { MAX_LIST = 1024, MAX_TEXT_BYTES = 4096 }; /* more is a mistake, or an attack */
 

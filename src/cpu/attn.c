@@ -6,8 +6,6 @@
  * of scores (8 x 256) in the L1 cache.  Bound by the FLOPs of the two products. */
 #include "cpu/attn.h"
 
-#include <string.h>
-
 #include "cpu/tile.h"
 #include "ops/ops.h"
 

@@ -13,9 +13,6 @@
  * order. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "cpu/cpu.h"
 #include "ops/attn_mask.h"
 #include "ops/time_bucket.h"

@@ -4,8 +4,6 @@
  * of all three.  Their weights are the same for all heads, so the values of all heads are one wide
  * row.  Forward: a chunk owns ATTN_QUERIES rows of a sequence; backward: a sequence.  A strip's
  * weights are a tile like that of the scores in attn.c.  Bound by the FLOPs of the products. */
-#include <string.h>
-
 #include "cpu/attn.h"
 
 #include "cpu/tile.h"

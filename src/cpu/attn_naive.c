@@ -1,7 +1,5 @@
 #include "cpu/attn_naive.h"
 
-#include <math.h>
-
 static double stored(const attn_rounding *r, double x) {
     return r != NULL ? r->stored(x) : x;
 }

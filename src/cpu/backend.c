@@ -1,6 +1,3 @@
-#include <string.h>
-
-#include "base/mem.h"
 #include "cpu/cpu.h"
 #include "cpu/table.h"
 

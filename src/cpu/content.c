@@ -1,7 +1,5 @@
 /* Rows of items made of their content (ops.h).  A chunk owns rows of the result, and a sum runs in
  * the order of its elements; the products with vectors are those of dense layers. */
-#include <string.h>
-
 #include "cpu/cpu.h"
 
 /* y (n, dim) += or = rows of x, summed. */

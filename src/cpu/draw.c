@@ -3,10 +3,6 @@
  * Dropout's factors come from counters, so nothing is stored and the backward pass draws them
  * again.  Most of the time is Philox, 20 multiplications for four random numbers; neighbouring
  * blocks of a row differ in one counter only, so a vector has one in each lane. */
-#include <math.h>
-#include <string.h>
-
-#include "base/rng.h"
 #include "cpu/cpu.h"
 
 #if defined(__AVX2__)

@@ -7,9 +7,6 @@
  * score and the sum of each row, and the scores are computed again.  Chunks and pieces depend on
  * the sizes alone, and items sum the pieces in order, so the bits do not depend on threads.  Bound
  * by FLOPs. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 

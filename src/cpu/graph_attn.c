@@ -7,9 +7,6 @@
  * computes scores again, so that dk and dv are sums of one chunk; the gradients of scores go to
  * memory in the order of rows, and dq and dleft are then a forward pass with them as weights.
  * Bound by the bytes of the gathered rows, which are prefetched a block ahead. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "ops/graph.h"
 

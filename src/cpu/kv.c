@@ -1,6 +1,4 @@
 /* Pages of keys and values (ops.h): kv_put, kv_move, kv_fp8. */
-#include <string.h>
-
 #include "base/half.h"
 #include "cpu/cpu.h"
 

@@ -2,9 +2,6 @@
  *
  * Listing sorts the uses by row on one thread.  Reading is bound by cache misses: rows of a large
  * table are far apart, so those of the rows to come are prefetched. */
-#include <string.h>
-
-#include "base/sort.h"
 #include "cpu/cpu.h"
 
 enum { AHEAD = 16 };

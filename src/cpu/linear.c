@@ -6,11 +6,7 @@
  * product for each group of rows, and the groups are added in order; a large W, of which the groups
  * would not fit the caches, is cut into tiles, each one product over all rows.  Bound by FLOPs;
  * narrow layers (n_in about 50) spend half of their time on bytes. */
-#include <math.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/mem.h"
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 

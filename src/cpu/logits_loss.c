@@ -1,8 +1,6 @@
 /* Losses of a ranking head (ops.h).  A chunk owns rows and one partial sum of the loss, in double;
  * the partial sums are combined in order.  A head has few columns, so this is cheap beside its
  * layers, and expf and log1pf of the C library are fast enough. */
-#include <math.h>
-
 #include "cpu/cpu.h"
 
 typedef struct loss_job {

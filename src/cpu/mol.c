@@ -2,9 +2,6 @@
  * of the pairs are gathered next to each other, and one small product (product.h) gives their
  * logits. The gradient of an item sums its pairs in order (row_groups), so no bits depend on
  * threads. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 #include "cpu/vec.h"

@@ -1,9 +1,6 @@
 /* LayerNorm, and rows of length 1 (ops.h).  A chunk owns rows and touches each once while it is in
  * cache: the passes are bound by bytes.  Each chunk has one partial sum of the gradients of weight
  * and bias; they are combined in order. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "cpu/norm_row.h"
 #include "ops/ops.h"

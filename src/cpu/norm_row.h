@@ -4,9 +4,6 @@
  * what makes them fast, and which is at least as exact as a sum from left to right. */
 #pragma once
 
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 
 /* Mean and variance, in two passes: the row is in cache, and x^2 - mean^2 would cancel.  An

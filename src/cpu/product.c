@@ -12,8 +12,6 @@
  * wherever it is. */
 #include "cpu/product.h"
 
-#include <string.h>
-
 #include "ops/ops.h"
 
 #if defined(__aarch64__)

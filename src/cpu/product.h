@@ -11,7 +11,7 @@
  * number of threads, each with its own rows of A.  Nothing here allocates. */
 #pragma once
 
-#include "base/thread.h"
+#include "base/base.h"
 
 enum {
     PRODUCT_DEPTH = 256 /* values of k in a block: part of the order of sums, never tuned */

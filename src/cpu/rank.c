@@ -7,10 +7,6 @@
  * on the left instead, and the chunk is packed.  A score has the same bits both ways and as the
  * score of a target alone (product.h); a count is a sum, and the k best by score and row number are
  * a unique list: so the cut and the threads change nothing.  Seen rows get -infinity. */
-#include <math.h>
-#include <string.h>
-
-#include "base/sort.h"
 #include "cpu/cpu.h"
 #include "cpu/product.h"
 #include "cpu/vec.h"

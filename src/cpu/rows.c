@@ -4,9 +4,6 @@
  * the indices and one over the table's rows, microseconds, little compared with the layers that
  * follow.  Scatter is parallel over rows of the table, so no two chunks write the same row and each
  * sum runs in the order of the batch, whatever the number of threads. */
-#include <string.h>
-
-#include "base/sort.h"
 #include "cpu/cpu.h"
 
 /* Of an index that is not negative. */

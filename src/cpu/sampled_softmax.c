@@ -8,9 +8,6 @@
  * L1 cache, does their uses chunk by chunk, and passes the sums through the normalisation once.  A
  * row of the table sums its uses in the order of the queries, whatever the chunks, so the bits do
  * not depend on threads.  Bound by loads from the L2 cache: E floats a use, twice. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 #include "cpu/vec.h"
 

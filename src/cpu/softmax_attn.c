@@ -5,9 +5,6 @@
  * exp(-maximum) and rescaled when a tile has a larger score (online softmax), so scratch memory
  * does not grow with the length.  Bound by the FLOPs of the products and, with dropout, by the
  * random numbers. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/attn.h"
 #include "cpu/cpu.h"
 

@@ -4,10 +4,8 @@
  * group i and prefetches its digests, compares the digests of group i - 1 and prefetches the
  * entries that match, and compares the keys of group i - 2.  The limit is how many cache lines can
  * be in flight. */
-#include <string.h>
 #include <sys/mman.h>
 
-#include "base/mem.h"
 #include "cpu/table.h"
 
 enum { FIND_CHUNK = 4096, GROUP = 32 };

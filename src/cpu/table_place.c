@@ -5,8 +5,6 @@
  * the places of its own keys, and a last pass closes the gaps, so the lists too are the same with
  * any number of threads.  Bound by cache misses: digests, keys, and for an eviction the scores of
  * the bucket. */
-#include <string.h>
-
 #include "cpu/table.h"
 
 enum { PLACE_CHUNK = 2048 };

@@ -2,8 +2,6 @@
  *
  * Parallel over slots, which are all different; rows of later slots are prefetched. Bound by cache
  * misses of rows at random addresses. */
-#include <string.h>
-
 #include "cpu/table.h"
 #include "cpu/vec.h"
 

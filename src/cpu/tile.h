@@ -7,8 +7,6 @@
  * all other headers, like vec.h. */
 #pragma once
 
-#include <string.h>
-
 #include "cpu/product.h"
 #include "cpu/vec.h"
 

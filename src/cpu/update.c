@@ -3,9 +3,6 @@
  * All are bound by bytes: a chunk's weights and state are read and written once, and its gradient
  * is zeroed while it is in cache.  A dense weight is cut into chunks of elements, a table into
  * chunks of rows. */
-#include <math.h>
-#include <string.h>
-
 #include "cpu/cpu.h"
 
 enum { CHUNK = 16384 };

@@ -8,8 +8,7 @@
  * without fused multiply-add the last bits differ. */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
+#include "base/base.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT ON

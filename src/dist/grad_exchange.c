@@ -1,7 +1,5 @@
 #include "dist/grad_exchange.h"
 
-#include <string.h>
-
 enum { BLOCK = 1 << 14 };
 
 /* n_send rows of `from` to each rank, n_receive rows of each to `to`. */

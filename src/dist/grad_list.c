@@ -1,7 +1,4 @@
 /* Gradients by lists of rows (grad_exchange.h): packing, merging, and exchange between ranks. */
-#include <string.h>
-
-#include "base/mem.h"
 #include "dist/grad_exchange.h"
 
 enum { CHUNK_ROWS = 1024 };

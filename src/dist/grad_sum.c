@@ -1,8 +1,5 @@
 #include "dist/grad_sum.h"
 
-#include <string.h>
-
-#include "base/mem.h"
 #include "dist/grad_exchange.h"
 
 enum { BLOCK = 1 << 14 };

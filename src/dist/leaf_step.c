@@ -1,7 +1,5 @@
 #include "dist/leaf_step.h"
 
-#include "base/mem.h"
-#include "base/thread.h"
 #include "dist/grad_sum.h"
 #include "dist/leaves.h"
 #include "nn/dynamic.h"

@@ -1,10 +1,5 @@
 #include "dist/leaves.h"
 
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
-
 int leaves_of_rank(int n_leaves, int rank, int size, int *end) {
     *end = (int)((int64_t)n_leaves * (rank + 1) / size);
     return (int)((int64_t)n_leaves * rank / size);

@@ -19,7 +19,6 @@
  * else linear.  The longest sequence not yet placed goes to the leaf with the least cost. */
 #pragma once
 
-#include "base/status.h"
 #include "data/set/batcher.h"
 
 /* CPU_LEAVES: of every run on the CPU.  More leaves would allow more ranks, and cost more. */

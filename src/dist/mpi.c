@@ -2,13 +2,7 @@
 
 #include <dlfcn.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/range.h"
 #include "dist/mpi_plugin.h"
 #include "dist/watch.h"
 

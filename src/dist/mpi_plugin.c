@@ -6,8 +6,6 @@
 
 #include <mpi.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { PIECE_BYTES = 1 << 30, TAG = 7, MAX_RANKS = 1024, N_SPINS = 256, ENDED = 2 };
 

@@ -6,7 +6,7 @@
  * started the process.  Nothing of the program is visible to it but this table. */
 #pragma once
 
-#include <stdint.h>
+#include "base/base.h"
 
 enum { MPI_PLUGIN_VERSION = 2, MPI_PLUGIN_TEXT_BYTES = 256 };
 

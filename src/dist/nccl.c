@@ -1,15 +1,9 @@
 #include "dist/nccl.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <link.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/file.h"
 #include "base/machine.h"
-#include "base/mem.h"
-#include "base/range.h"
 #include "ops/comm.h"
 
 /* ncclSend and ncclRecv came with 2.7; the bits of the rest are older. */

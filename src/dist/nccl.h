@@ -10,7 +10,6 @@
  * NCCL does not notice that another process of the machine has died. */
 #pragma once
 
-#include "base/status.h"
 #include "dist/transport.h"
 
 enum { NCCL_ID_BYTES = 128 };

@@ -1,21 +1,11 @@
 #include "dist/net.h"
 
-#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/thread.h"
 
 enum { RETRY_MS = 50, BACKLOG = 1024 };
 

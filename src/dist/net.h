@@ -9,7 +9,7 @@
  * a time. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 enum { NET_ADDRESS_BYTES = 64 };
 

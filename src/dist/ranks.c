@@ -1,14 +1,5 @@
 #include "dist/ranks.h"
 
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/env.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "dist/mpi.h"
 #include "dist/nccl.h"
 #include "dist/shm.h"

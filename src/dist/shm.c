@@ -1,17 +1,11 @@
 #include "dist/shm.h"
 
-#include <limits.h>
 #include <linux/futex.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/range.h"
 #include "dist/watch.h"
 
 enum { WINDOW_BYTES = 1 << 20, N_SPINS = 2000, WAIT_NS = 50000000 };

@@ -1,18 +1,10 @@
 #include "dist/tcp.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/thread.h"
 #include "dist/net.h"
 #include "dist/watch.h"
 

@@ -1,12 +1,5 @@
 #include "dist/transport.h"
 
-#include <fcntl.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/log.h"
-#include "base/mem.h"
-
 /* A zeroed object of so many bytes, and its zeroed state. */
 static status alloc_pair(void **out, size_t bytes, void **state, size_t state_bytes) {
     TRY(mem_alloc(out, 1, bytes));

@@ -12,7 +12,6 @@
 
 #include <signal.h>
 
-#include "base/status.h"
 #include "ops/comm.h"
 
 typedef struct transport transport;

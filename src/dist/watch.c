@@ -1,26 +1,15 @@
 #include "dist/watch.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <ifaddrs.h>
-#include <inttypes.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/thread.h"
 #include "dist/net.h"
 
 enum { MAGIC = 0x57545348, HELLO_MS = 5000, TURN_MS = 50, MOST_MS = 200, TEXT_BYTES = 512 };

@@ -4,11 +4,7 @@
  * time, holding the lock: so a row that is put meanwhile was either read before, and the put
  * removes its entry, or is read after, with the new content.  A get of a key that is not yet read
  * waits for it. */
-#include <pthread.h>
-#include <string.h>
-
 #include "base/map.h"
-#include "base/mem.h"
 #include "embed/store.h"
 
 enum { AT_ONCE = 64 };

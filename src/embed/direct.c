@@ -10,8 +10,6 @@
  *   - The verbs read the number of entries that level 0 evicts on the device.
  *   - The counts of new and evicted keys stay on the device, call by call, until they are requested
  * or the buffer is full.  Any other table uses embed_fetch. */
-#include <string.h>
-
 #include "embed/table_int.h"
 
 static bool can_be_direct(const embed_table *t) {

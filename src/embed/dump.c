@@ -1,10 +1,5 @@
 /* Import of dynamicemb's raw dumps (snapshot.h): little-endian arrays without a header, a file for
  * each of keys, values, scores and optimizer values, and for each rank that wrote. */
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
 #include "embed/table_int.h"
 
 enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };

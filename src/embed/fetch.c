@@ -5,8 +5,6 @@
  * lists keep the order of hashes, so that a level's buckets come one after the other.  The rows of
  * evicted keys are read before new rows are written to their slots: place changes the index alone.
  */
-#include <string.h>
-
 #include "embed/table_int.h"
 
 status embed_dedup(embed_table *t, int64_t n, const uint64_t *ids) {

@@ -2,14 +2,7 @@
  * row is replaced in its slot, and slots of erased rows are used again.  Nobody reads the file
  * after the process that wrote it, so it has neither keys nor checksums.  A row costs about 40
  * bytes of memory. */
-#include <errno.h>
-#include <fcntl.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/file.h"
 #include "base/map.h"
-#include "base/mem.h"
 #include "embed/store.h"
 
 enum { PATH_BYTES = 4096, EACH_ROWS = 1024 };

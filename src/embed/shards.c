@@ -4,10 +4,6 @@
  * A shard is a range of hashes, and so is a bucket: buckets are ranges of equal width.  Shards end
  * where buckets of all levels end, so a rank's shards are whole, consecutive buckets of each level,
  * and eviction, which looks at one bucket, is the same on any number of ranks. */
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
 #include "embed/table_int.h"
 #include "ops/comm.h"
 

@@ -3,15 +3,6 @@
  * fail, with its number and its words. */
 #include "embed/snapshot.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "embed/table_int.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"

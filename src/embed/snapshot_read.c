@@ -1,13 +1,7 @@
 /* Reading snapshots (snapshot.h).  Every number is checked before it is used, and the checksums of
  * all parts before the table changes. */
 #include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
 #include "embed/table_int.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"

@@ -7,7 +7,7 @@
  * nobody opens a store again.  Calls come from one thread at a time. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 /* Rows with their keys, scores and stamps, as passed between tiers and files; a view. */
 typedef struct embed_rows {

@@ -1,7 +1,3 @@
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/range.h"
 #include "embed/table_int.h"
 
 enum { STEP_MAX = INT32_MAX, BATCH_MAX = 1 << 30 };

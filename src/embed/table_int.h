@@ -3,7 +3,6 @@
  * holds what. */
 #pragma once
 
-#include "base/status.h"
 #include "embed/snapshot.h"
 #include "embed/table.h"
 

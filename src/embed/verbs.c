@@ -1,9 +1,5 @@
 /* Single verbs (table.h): find, import, erase, clear, each of which splits its keys into pieces of
  * at most a batch; and visits of all rows: export, sizes, expiry, keys that left. */
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
 #include "embed/table_int.h"
 
 typedef status (*piece_fn)(embed_table *t, int64_t first, int64_t n, void *ctx);

@@ -1,7 +1,5 @@
 #include "encode/bert_layer.h"
 
-#include <math.h>
-
 #include "nn/mlp.h"
 
 static linear_packed_args linear_of(const bert_dense *d, int64_t n, const void *x, void *y) {

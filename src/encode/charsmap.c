@@ -1,8 +1,5 @@
 #include "encode/charsmap.h"
 
-#include <string.h>
-
-#include "base/mem.h"
 #include "encode/char_runs.h"
 
 /* Longer clusters are replaced character by character; replacements of Unicode have 33 bytes. */

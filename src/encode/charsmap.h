@@ -4,8 +4,7 @@
  * number of threads. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 enum { CHAR_CODES = 0x110000 };
 

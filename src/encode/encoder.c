@@ -1,12 +1,5 @@
 #include "encode/encoder.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/rng.h"
 #include "encode/bert_layer.h"
 #include "encode/encoder_files.h"
 #include "format/json.h"

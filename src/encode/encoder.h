@@ -5,7 +5,6 @@
  * the encoder is created; running allocates nothing.  One thread at a time. */
 #pragma once
 
-#include "base/text.h"
 #include "encode/encoder_config.h"
 #include "ops/mask.h"
 #include "ops/ops.h"

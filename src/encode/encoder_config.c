@@ -1,9 +1,5 @@
 #include "encode/encoder_config.h"
 
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
 #include "encode/subwords.h"
 
 enum { CONFIG_MAX_BYTES = 16 << 20, PATH_BYTES = 4096 };

@@ -5,7 +5,6 @@
  * from transformers is never run. */
 #pragma once
 
-#include "base/status.h"
 #include "ops/ops.h"
 
 typedef enum {

@@ -1,12 +1,6 @@
 #include "encode/encoder_files.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 

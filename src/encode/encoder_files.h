@@ -6,7 +6,6 @@
  * mapped files, valid until encoder_files_close; one thread at a time. */
 #pragma once
 
-#include "base/status.h"
 #include "encode/encoder_config.h"
 #include "format/safetensors.h"
 

@@ -1,11 +1,5 @@
 #include "encode/encoder_head.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/sort.h"
 #include "encode/bert_layer.h"
 #include "encode/encoder_files.h"
 #include "encode/subwords.h"

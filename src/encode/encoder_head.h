@@ -7,8 +7,6 @@
  * thread at a time. */
 #pragma once
 
-#include "base/text.h"
-#include "base/thread.h"
 #include "encode/encoder_config.h"
 #include "nn/memory.h"
 

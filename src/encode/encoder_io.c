@@ -1,12 +1,5 @@
 #include "encode/encoder_io.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "format/input.h"
 #include "format/json.h"
 #include "format/safetensors.h"

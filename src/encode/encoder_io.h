@@ -14,8 +14,6 @@
  * - JSON lines: {"hidden": [[...], ...], "pooled": [...]} for each sequence. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
 #include "encode/tokenizer.h"
 
 /* A sequence; the arrays are valid until the next one is read. */

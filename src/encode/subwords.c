@@ -1,10 +1,6 @@
 #include "encode/subwords.h"
 
-#include <string.h>
-
-#include "base/file.h"
 #include "base/map.h"
-#include "base/mem.h"
 
 /* A word of a hostile text; places in it are int32_t. */
 enum { MAX_WORD_BYTES = 1 << 28, JSON_MAX_BYTES = 64 << 20 };

@@ -4,7 +4,6 @@
  * number of threads, each with its own room. */
 #pragma once
 
-#include "base/status.h"
 #include "encode/word_pieces.h"
 #include "format/json.h"
 

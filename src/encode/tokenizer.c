@@ -1,10 +1,5 @@
 #include "encode/tokenizer.h"
 
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "format/json.h"

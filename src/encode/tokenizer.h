@@ -8,7 +8,6 @@
  * its name.  Reading is for any number of threads. */
 #pragma once
 
-#include "base/status.h"
 #include "encode/word_pieces.h"
 
 typedef struct tokenizer tokenizer;

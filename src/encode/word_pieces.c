@@ -1,12 +1,6 @@
 #include "encode/word_pieces.h"
 
-#include <pthread.h>
-#include <string.h>
-
-#include "base/file.h"
 #include "base/map.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"

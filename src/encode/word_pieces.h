@@ -10,8 +10,7 @@
  * threads. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 typedef struct word_pieces word_pieces;
 

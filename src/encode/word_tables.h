@@ -1,7 +1,7 @@
 /* Made by tools/unicode_tables.py from tokenizers 0.23.3. */
 #pragma once
 
-#include <stdint.h>
+#include "base/base.h"
 
 /* Characters first to last, mapped to those of a list from `at` on. */
 typedef struct char_block {

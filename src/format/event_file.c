@@ -1,17 +1,5 @@
 #include "format/event_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/text.h"
-
 enum { MAX_TRIES = 1000 };
 
 /* Protocol buffers: a field is its number and wire type in one varint, and its value. */

@@ -5,7 +5,7 @@
  * file is never opened again: a resumed run makes another one beside it.  One thread at a time. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct event_file {
     int fd; /* -1: not open */

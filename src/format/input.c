@@ -4,18 +4,7 @@
  * decompresses it or walks through the files of an archive; a compressed member of an archive has a
  * third layer.  A layer owns the one below.  Bundles come last. */
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/text.h"
 #include "format/input.h"
 
 enum { INPUT_HEAD_BYTES = 512 }; /* the magic of a tar file is at byte 257 */

@@ -6,7 +6,7 @@
  * file is refused with a sentence that says what to install.  One thread at a time per object. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct input input;
 typedef struct bundle bundle;

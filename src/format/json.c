@@ -1,10 +1,5 @@
 #include <assert.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/hash.h"
 #include "format/json.h"
 
 static void put(json_writer *w, const char *bytes, size_t n) {

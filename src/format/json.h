@@ -7,9 +7,7 @@
  * files are written here, too. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 enum { JSON_MAX_DEPTH = 64 };
 

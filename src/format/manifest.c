@@ -1,13 +1,5 @@
 #include "format/manifest.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-
 status manifest_damaged(const manifest *m, const char *path, const char *what) {
     return fail(ERR_FORMAT, "%s: %s; %s", path, what, m->remedy);
 }

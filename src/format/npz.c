@@ -1,11 +1,5 @@
 #include "format/npz.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/text.h"
-
 enum { NPY_ALIGN = 64 };
 
 /* The header of a .npy file: a dictionary in Python's notation, padded so that the data is

@@ -5,7 +5,6 @@
  * bytes of it, zip_end ends it. */
 #pragma once
 
-#include "base/status.h"
 #include "format/safetensors.h"
 #include "format/zip.h"
 

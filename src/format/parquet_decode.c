@@ -1,7 +1,5 @@
 #include "format/parquet_decode.h"
 
-#include <string.h>
-
 /* The number of `width` bits (at most 64) that begins at this bit; the bytes end at `end`. */
 static inline uint64_t slow_bits(const unsigned char *packed, const unsigned char *end,
                                  uint64_t bit, unsigned width) {

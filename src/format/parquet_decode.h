@@ -6,7 +6,6 @@
  * their end, and asking for more values than there are is ERR_FORMAT.  One thread at a time. */
 #pragma once
 
-#include "base/text.h"
 #include "format/parquet_meta.h"
 
 /* Numbers as in the format's definition. */

@@ -1,14 +1,5 @@
 #include "format/parquet_meta.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/text.h"
-
 /* Parquet's own structs nest eight deep. */
 enum { MAX_DEPTH = 16 };
 

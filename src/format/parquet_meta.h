@@ -7,8 +7,7 @@
  * lists of lists, decimals) is refused with the names of column and file.  One thread. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
+#include "base/base.h"
 
 /* The Thrift compact protocol, read strictly: footers and page headers of Parquet files.
  *

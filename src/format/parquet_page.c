@@ -2,12 +2,6 @@
  * and values of a chunk's pages. */
 #include "format/parquet_page.h"
 
-#include <limits.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-
 #ifdef HSTU_HAS_SNAPPY
 #include <snappy-c.h>
 #endif

@@ -1,10 +1,5 @@
 #include "format/pickle.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/text.h"
-
 enum { MAX_NAME_BYTES = 256 };
 
 typedef struct machine {

@@ -8,8 +8,7 @@
  * thread. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
+#include "base/base.h"
 
 typedef enum {
     PICKLE_NONE,

@@ -1,10 +1,5 @@
 #include "format/safetensors.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/half.h"
 #include "format/json.h"
 

@@ -6,10 +6,7 @@
  * of the map, valid until st_close, for any number of threads. */
 #pragma once
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 enum { ST_MAX_DIMS = 8 };
 

@@ -1,13 +1,5 @@
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/text.h"
-#include "format/pickle.h"
 #include "format/torch_file.h"
+#include "format/pickle.h"
 #include "format/zip.h"
 
 /* A checkpoint of 10,000 tensors has a pickle of 2 MB.  Dicts may be shared and contain themselves,

@@ -7,7 +7,6 @@
  * valid until st_close, for any number of threads. */
 #pragma once
 
-#include "base/status.h"
 #include "format/safetensors.h"
 
 enum { TORCH_NAME_BYTES = 512 };

@@ -1,10 +1,3 @@
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/text.h"
 #include "format/zip.h"
 
 enum { END_BYTES = 22, LOCATOR_BYTES = 20, END64_BYTES = 56, CENTRAL_BYTES = 46, LOCAL_BYTES = 30 };

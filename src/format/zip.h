@@ -11,8 +11,7 @@
  * all (file.h).  One thread at a time. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct zip_member {
     const char *name; /* memory of the arena */

@@ -1,9 +1,5 @@
 #include "model/bounds.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "model/model_int.h"
 #include "ops/time_bucket.h"
 

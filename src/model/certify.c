@@ -1,10 +1,5 @@
 #include "model/certify.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "model/model_int.h"
 
 const char *const verdict_names[VERDICTS] = {"unchanged", "changed", "unknown"};

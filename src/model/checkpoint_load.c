@@ -1,14 +1,7 @@
 #include "model/checkpoint_load.h"
 
 #include <dirent.h>
-#include <inttypes.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/log.h"
 #include "data/set/batcher.h"
 #include "embed/snapshot.h"
 #include "model/trained.h"

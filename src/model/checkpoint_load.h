@@ -5,8 +5,6 @@
  * thread at a time. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
 #include "config/config.h"
 #include "data/set/split.h"
 #include "format/manifest.h"

@@ -1,12 +1,5 @@
 #include "model/export_file.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "format/json.h"
 #include "format/npz.h"
 #include "format/safetensors.h"

@@ -17,8 +17,6 @@
  * One thread at a time. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef enum { WEIGHTS_SAFETENSORS, WEIGHTS_NPZ, WEIGHTS_PT } weight_format;

@@ -1,11 +1,5 @@
 #include "model/histories.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "format/json.h"
 
 user_events user_events_of(const seq_file *data, uint64_t user) {

@@ -1,11 +1,6 @@
 #include "model/infer.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/thread.h"
 
 /* Rows that op `rank` orders at once; lists shorter than LONG_LIST, on a CPU also than this part of
  * the catalogue, are gathered, longer ones are bits that a search of the catalogue looks at. */

@@ -11,7 +11,6 @@
  * One thread at a time, but for infer_finish; the session must outlive it. */
 #pragma once
 
-#include "base/mem.h"
 #include "model/histories.h"
 #include "model/item_rules.h"
 #include "model/item_table.h"

@@ -1,13 +1,5 @@
 #include "model/item_filter.h"
 
-#include <ctype.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
 enum { SUGGESTED = 4096 }; /* names among which a mistyped one is looked for */
 
 /* A value of the expression, or a name. */

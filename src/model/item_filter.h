@@ -15,9 +15,6 @@
  * of threads; the other functions are pure. */
 #pragma once
 
-#include <pthread.h>
-
-#include "base/mem.h"
 #include "data/set/seq_file.h"
 
 enum { FILTER_BYTES = 1 << 16, FILTER_TESTS = 64, FILTER_DEPTH = 32, FILTER_CACHED = 16 };

@@ -1,11 +1,6 @@
 #include "model/item_rules.h"
 
 #include <float.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static size_t n_words(const item_rules *r) {
     return (size_t)r->n_rows / 64 + 1;

@@ -1,8 +1,5 @@
 #include "model/item_table.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "model/model_int.h"
 
 enum { LARGE = 1 << 16 };

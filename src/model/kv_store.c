@@ -1,7 +1,5 @@
 #include "model/kv_store.h"
 
-#include <string.h>
-
 #include "model/model_int.h"
 
 const char *kv_store_check(const model *m) {

@@ -1,9 +1,5 @@
 #include "model/model.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/range.h"
 #include "model/model_int.h"
 
 /* From a config to a model: its parts, their sizes, and the order of parameters. */

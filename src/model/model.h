@@ -9,10 +9,6 @@
  * run at the same time.  One thread at a time; the backend and the config must outlive it. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
 #include "nn/item_content.h"

@@ -1,10 +1,7 @@
 #include "model/pass.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/range.h"
 #include "model/kv_store.h"
 #include "model/model_int.h"
 #include "nn/hstu_rows.h"

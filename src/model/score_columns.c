@@ -1,11 +1,5 @@
 #include "model/score_columns.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 static void name_ranking(score_columns *c) {
     const seq_file *data = c->data;
     bool is_rated = data->actions == ACTION_STARS || data->actions == ACTION_HALF_STARS;

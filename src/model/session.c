@@ -1,7 +1,5 @@
 #include "model/session.h"
 
-#include "base/log.h"
-
 enum { MAX_SLOTS = 8, BITS_OF_ACTIONS = 8 };
 
 static status check_sizes(const session *s) {

@@ -5,7 +5,6 @@
  * parts given must outlive it.  One thread at a time. */
 #pragma once
 
-#include "base/status.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
 #include "data/set/seq_file.h"

@@ -1,16 +1,6 @@
 #include "model/trained.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
 #include "base/half.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "format/json.h"
 
 enum { JSON_MAX_BYTES = 1 << 16, PIECE = 1 << 16 };

@@ -1,7 +1,5 @@
 #include "model/user_group.h"
 
-#include "base/log.h"
-
 /* Numbers of a group's results, and events that its users have had, at most, unless one user alone
  * has more. */
 enum { MAX_NUMBERS = 1 << 22, MAX_SEEN = 1 << 24 };

@@ -1,13 +1,7 @@
 #include "model/vocabulary.h"
 
-#include <inttypes.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/log.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 

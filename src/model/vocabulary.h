@@ -10,9 +10,6 @@
  * made; then any number of threads may read them. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 /* Writes the vocabulary of `data` to a file.  n_actions: of the model; 0: it reads none.  Where the

@@ -1,7 +1,5 @@
 #include "nn/batch_layout.h"
 
-#include <string.h>
-
 static int32_t per_event(const layout_config *c) {
     return c->has_actions ? 2 : 1;
 }

@@ -17,7 +17,6 @@
  * thread. */
 #pragma once
 
-#include "base/sort.h"
 #include "data/set/batcher.h"
 #include "nn/memory.h"
 #include "nn/sequences.h"

@@ -1,5 +1,3 @@
-#include <string.h>
-
 #include "nn/dynamic_int.h"
 #include "ops/comm.h"
 

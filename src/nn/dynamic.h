@@ -27,7 +27,6 @@
  * tables, and has one buffer for the rows of a batch: one pass at a time, one thread at a time. */
 #pragma once
 
-#include "base/file.h"
 #include "config/config.h"
 #include "data/set/batcher.h"
 #include "embed/table.h"

@@ -4,11 +4,6 @@
  * A checkpoint holds the rows of the store too, so the store need not outlive the model: it has a
  * folder of its own, which is removed with the model.  The next process removes the files of a
  * killed one. */
-#include <inttypes.h>
-#include <math.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "embed/snapshot.h"
 #include "nn/dynamic_int.h"
 #include "nn/input.h"

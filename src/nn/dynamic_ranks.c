@@ -6,11 +6,7 @@
  * it can tell what each other rank needs and will send: rows travel without a word about them, each
  * once to each rank that reads it.  Ranks are few (MAX_LEAVES of dist/leaves.h): a set of them is a
  * word. */
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/log.h"
 #include "nn/dynamic_int.h"
 #include "ops/comm.h"
 #include "ops/row_moves.h"

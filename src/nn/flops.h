@@ -11,9 +11,6 @@
  * product, is not counted.  Published figures count the layers only: flops_layers. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "config/config.h"
 #include "data/set/batcher.h"
 

@@ -1,8 +1,5 @@
 #include "nn/heads.h"
 
-#include <math.h>
-#include <string.h>
-
 static status choice_alloc(choice *c, const nn_room *room, int32_t dim) {
     *c = (choice){.dim = dim};
     TRY(nn_new_act(room->memory, &c->x, room->max_loss, dim));

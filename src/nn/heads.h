@@ -7,7 +7,6 @@
  * rows.  A head knows its rows, not their loss. */
 #pragma once
 
-#include "base/sort.h"
 #include "nn/batch_layout.h"
 #include "nn/input.h"
 #include "nn/mlp.h"

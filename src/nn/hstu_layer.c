@@ -1,6 +1,3 @@
-#include <math.h>
-#include <stdio.h>
-
 #include "nn/hstu_rows.h"
 #include "nn/layer.h"
 #include "nn/mlp.h"

@@ -1,9 +1,5 @@
 #include "nn/input.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 param *input_rows(const input *in, int32_t feature) {
     return feature == ITEM_FEATURE ? in->item : in->context[feature];
 }

@@ -1,11 +1,5 @@
 #include "nn/item_content.h"
 
-#include <limits.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-
 /* Items of a value that are summed by one piece. */
 enum { PIECE_ITEMS = 256 };
 

@@ -5,9 +5,6 @@
  * functions layer_add_params.  All layers of a model are of one kind and one shape. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "nn/glu_ffn.h"
 #include "nn/params.h"
 #include "nn/sequences.h"

@@ -1,8 +1,5 @@
 #include "nn/layer.h"
 
-#include <math.h>
-#include <stdio.h>
-
 typedef enum { SITE_ATTENTION, SITE_ONE, SITE_FFN, SITE_TWO, N_SITES } site_kind;
 
 /* Names and first values are those of RecTools' LiGRLayer. */

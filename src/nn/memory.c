@@ -1,7 +1,5 @@
 #include "nn/memory.h"
 
-#include <string.h>
-
 void nn_memory_init(nn_memory *mem, backend *be) {
     memset(mem, 0, sizeof *mem);
     mem->be = be;

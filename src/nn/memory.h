@@ -2,12 +2,6 @@
  * with it.  So running allocates nothing, and destroying a half-made model is one call. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "base/mem.h"
-#include "base/status.h"
 #include "ops/ops.h"
 
 /* A block of the backend. */

@@ -1,7 +1,5 @@
 #include "nn/mlp.h"
 
-#include <stdio.h>
-
 status nn_pack(nn_memory *memory, linear_packed_args *a) {
     backend *be = memory->be;
     size_t bytes = be->ops->linear_packed_bytes(be, a->layer.n_in, a->layer.n_out);

@@ -1,8 +1,5 @@
 #include "nn/mol.h"
 
-#include <math.h>
-#include <stdio.h>
-
 #include "nn/mlp.h"
 
 /* Numbers of its dropouts, far from those of layers. */

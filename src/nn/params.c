@@ -1,9 +1,5 @@
 #include "nn/params.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "ops/table.h"
 
 uint64_t init_table_seed(uint64_t seed, uint32_t table) {

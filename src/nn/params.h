@@ -8,10 +8,6 @@
  * are between the rows of static ones (input.h), and sharded tables are not reduced at all. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "base/status.h"
 #include "nn/memory.h"
 #include "ops/ops.h"
 

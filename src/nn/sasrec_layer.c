@@ -1,8 +1,5 @@
 #include "nn/layer.h"
 
-#include <math.h>
-#include <stdio.h>
-
 typedef enum { SITE_ATTENTION, SITE_FFN, SITE_OUT, N_SITES } site_kind;
 
 static status add_attention(sasrec_layer *l, param_list *params, int index) {

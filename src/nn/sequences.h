@@ -2,9 +2,6 @@
  * memory of the backend. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "ops/ops.h"
 
 /* Where the keys and values of earlier tokens are (attn_pages in ops.h), and where new ones go. */

@@ -1,10 +1,5 @@
 /* What backends share: opening one by name, reading activations, checks of arguments. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/log.h"
 #include "ops/device.h"
 #include "ops/ops.h"
 #include "ops/table.h"

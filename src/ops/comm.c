@@ -1,8 +1,6 @@
 /* Collectives on memory of the host, and the sum of two arrays. */
 #include "ops/comm.h"
 
-#include <string.h>
-
 #include "base/half.h"
 
 void comm_destroy(comm *c) {

@@ -24,8 +24,6 @@
  *   new one resumes from the last checkpoint. */
 #pragma once
 
-#include <stdbool.h>
-
 #include "ops/ops.h"
 
 #ifdef __cplusplus

@@ -5,10 +5,7 @@
  * and device_driver says why.  Any thread may call. */
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#include "base/status.h"
+#include "base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

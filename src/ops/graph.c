@@ -1,9 +1,6 @@
 #include "ops/graph.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/mem.h"
+#include "base/base.h"
 
 static status check_row(const int32_t *begin, const int32_t *columns, int32_t row,
                         int32_t n_columns) {

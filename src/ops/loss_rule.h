@@ -2,9 +2,6 @@
  * by cc and nvcc, as optimizer_rule.h is. */
 #pragma once
 
-#include <math.h>
-#include <stddef.h>
-
 #include "ops/optimizer_rule.h"
 
 /* The binary loss of one score, and its derivative, without overflow: softplus(x), sigmoid(x). */

@@ -1,12 +1,5 @@
 #include "ops/mask.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/rng.h"
-#include "base/text.h"
 #include "format/safetensors.h"
 
 enum { BLOCK = 32, BLOCK_PAIRS = BLOCK * BLOCK, BLOCK_SET = 102 };

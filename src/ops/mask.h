@@ -23,7 +23,6 @@
  * A mask is immutable; any thread may read it. */
 #pragma once
 
-#include "base/status.h"
 #include "ops/mask_rule.h"
 
 typedef struct mask mask;

@@ -11,9 +11,7 @@
  * need not be known on the host.  This header is compiled by nvcc too. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "base/base.h"
 
 #ifdef __CUDACC__
 #define MASK_RULE_FN __host__ __device__ static inline

@@ -1,10 +1,6 @@
 #include "ops/mask_tiles.h"
 
-#include <string.h>
-
 #include "base/map.h"
-#include "base/mem.h"
-#include "base/sort.h"
 
 enum { TILE_WORDS = MASK_TILE };
 

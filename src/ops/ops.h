@@ -30,13 +30,6 @@
  * of a table. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "base/rng.h"
-#include "base/status.h"
-#include "base/thread.h"
 #include "ops/loss_rule.h"
 #include "ops/mask_rule.h"
 #include "ops/optimizer_rule.h"

@@ -11,8 +11,7 @@
  * AdaGrad has one state s for each element, row-wise AdaGrad one for each row. */
 #pragma once
 
-#include <math.h>
-#include <stdint.h>
+#include "base/base.h"
 
 #ifdef __CUDACC__
 #define OPTIMIZER_FN __host__ __device__ static inline

@@ -1,9 +1,6 @@
 #include "ops/ops.h"
 
 #include <float.h>
-#include <math.h>
-
-#include "base/mem.h"
 
 enum { CHUNK = 64 }; /* groups that a thread takes at a time */
 

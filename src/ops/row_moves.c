@@ -1,7 +1,5 @@
 #include "ops/row_moves.h"
 
-#include <string.h>
-
 enum { ROWS = 64 }; /* of a chunk */
 
 #ifndef HSTU_HAS_CUDA

@@ -1,8 +1,5 @@
 #include "ops/time_bucket.h"
 
-#include <math.h>
-#include <pthread.h>
-
 static bucket_table table;
 static pthread_once_t table_once = PTHREAD_ONCE_INIT;
 

@@ -9,8 +9,7 @@
  * reaches the edge. */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
+#include "base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

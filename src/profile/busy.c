@@ -1,11 +1,5 @@
 #include "profile/busy.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
 #include "profile/kernel_name.h"
 
 /* Kernels are told apart by the hash of the whole name, not by the shortened name that is shown. */

@@ -21,7 +21,6 @@
  * them.  One stretch at a time in a process, one thread. */
 #pragma once
 
-#include "base/status.h"
 #include "profile/cupti.h"
 
 enum { BUSY_MAX_TOP = 32, BUSY_NAME_BYTES = 96, BUSY_REASON_BYTES = 192 };

@@ -5,11 +5,6 @@
  * thread: a lock guards the sink that they are read into. */
 #include "profile/cupti.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 void graph_nodes_add(graph_nodes *g, uint64_t number, const graph_node *n) {
     uint32_t at;
     if (number == 0 || MEM_RESERVE(&g->node, &g->capacity, g->numbers.n + 1) != OK ||

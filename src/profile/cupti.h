@@ -8,7 +8,6 @@
 #pragma once
 
 #include "base/map.h"
-#include "base/status.h"
 #include "profile/recorder.h"
 
 /* An op that launches kernels. */

@@ -1,9 +1,5 @@
 #include "profile/gpu_time.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "profile/busy.h"
 
 enum { SHORT_GAP_NS = 500 }; /* less than the clocks can tell apart */

@@ -2,7 +2,6 @@
  * communication, and the queue of what the host has asked for. */
 #pragma once
 
-#include "base/text.h"
 #include "profile/recorder.h"
 
 /* Why the GPU ran nothing in a gap, which ends with a kernel or a copy.  If the host asked for that

@@ -8,16 +8,10 @@
  * ends by _exit, loses little.  The program's own behaviour is left alone: whatever fails here is
  * noted in the file, and the program runs without records. */
 #include <dlfcn.h>
-#include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/env.h"
 #include "profile/cupti.h"
 #include "profile/nvtx.h"
 #include "profile/record_file.h"

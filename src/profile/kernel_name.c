@@ -1,11 +1,6 @@
 #include "profile/kernel_name.h"
 
-#include <ctype.h>
 #include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
 
 typedef struct reader {
     const char *at;

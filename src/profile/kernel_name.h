@@ -7,7 +7,7 @@
  * one. One thread at a time. */
 #pragma once
 
-#include <stddef.h>
+#include "base/base.h"
 
 /* A name that nobody can read is copied; all are cut to size bytes, the NUL included. */
 void kernel_name(const char *mangled, char *out, size_t size);

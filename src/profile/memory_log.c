@@ -1,11 +1,5 @@
 #include "profile/memory_log.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/thread.h"
-
 typedef struct memory_block {
     int owner;
     uint64_t bytes;

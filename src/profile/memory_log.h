@@ -5,10 +5,7 @@
  * thread may add; the rest is for a log that nobody adds to any more. */
 #pragma once
 
-#include <pthread.h>
-
 #include "base/map.h"
-#include "base/status.h"
 #include "profile/tables.h"
 
 enum { MEMORY_MAX_OWNERS = 64, MEMORY_MAX_EVENTS = 1 << 20 };

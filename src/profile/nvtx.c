@@ -2,16 +2,8 @@
  * with CUDA alone; they are those of every NVTX 3, and of NVTX 2's library. */
 #include "profile/nvtx.h"
 
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #include <wchar.h>
-
-#include "base/mem.h"
-#include "base/text.h"
-#include "base/thread.h"
 
 enum { NVTX_CALLBACKS = 1, NVTX_CORE = 1, NVTX_CORE2 = 5 };
 enum { MESSAGE_TEXT = 1, MESSAGE_WIDE = 2, MESSAGE_REGISTERED = 3 };

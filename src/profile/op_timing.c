@@ -1,11 +1,5 @@
 #include "profile/op_timing.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/thread.h"
 #include "profile/work.h"
 
 enum {

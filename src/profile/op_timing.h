@@ -10,7 +10,6 @@
  * ops.  One thread at a time, as for the backend below. */
 #pragma once
 
-#include "base/status.h"
 #include "ops/ops.h"
 #include "profile/cupti.h"
 #include "profile/recorder.h"

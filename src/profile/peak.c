@@ -1,11 +1,5 @@
 #include "profile/peak.h"
 
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/thread.h"
-
 enum { N_WARM = 2, N_TIMED = 9, PIECE = 1 << 16 };
 enum { GPU_DIM = 8192, CPU_MIN_DIM = 128, CPU_MAX_DIM = 1024 };
 

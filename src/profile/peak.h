@@ -3,7 +3,6 @@
  * this machine, not that of a data sheet. */
 #pragma once
 
-#include "base/status.h"
 #include "ops/ops.h"
 
 /* *out = FLOP a second, the median of several products of random numbers.  On a GPU it needs about

@@ -2,18 +2,9 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/sort.h"
-#include "base/thread.h"
 #include "profile/kernel_name.h"
 #include "profile/op_timing.h"
 #include "profile/peak.h"

@@ -4,8 +4,6 @@
  * then profiler_stop, after which the recorder holds everything.  One at a time in a process. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
 #include "ops/ops.h"
 #include "profile/cupti.h"
 #include "profile/memory_log.h"

@@ -7,7 +7,6 @@
  * readers belong to one thread at a time. */
 #pragma once
 
-#include "base/status.h"
 #include "profile/cupti.h"
 #include "profile/recorder.h"
 

@@ -1,8 +1,3 @@
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
 #include "profile/kernel_name.h"
 #include "profile/record_file.h"
 

@@ -1,11 +1,4 @@
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "base/map.h"
-#include "base/mem.h"
 #include "profile/record_file.h"
 
 enum { BUFFER_BYTES = 1 << 16 };

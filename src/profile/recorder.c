@@ -1,13 +1,5 @@
 #include "profile/recorder.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/thread.h"
-
 void recorder_init(recorder *r, const recorder_schedule *s) {
     *r = (recorder){.schedule = *s};
     pthread_mutex_init(&r->lock, NULL);

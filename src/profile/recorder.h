@@ -7,10 +7,8 @@
  * may add; tables (tables.h) and traces (trace.h) read a recorder that is stopped. */
 #pragma once
 
-#include <pthread.h>
-
+#include "base/base.h"
 #include "base/map.h"
-#include "base/status.h"
 
 typedef enum {
     SPAN_RANGE, /* base/range.h */

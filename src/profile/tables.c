@@ -1,11 +1,5 @@
 #include "profile/tables.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "format/json.h"
 #include "profile/utilization.h"
 

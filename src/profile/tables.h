@@ -2,7 +2,6 @@
  * GPU did and for CUDA's calls, torch.profiler's key_averages for ranges and ops. */
 #pragma once
 
-#include "base/text.h"
 #include "profile/recorder.h"
 
 typedef enum {

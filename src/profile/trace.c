@@ -1,15 +1,5 @@
 #include "profile/trace.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "format/json.h"
 #include "profile/gpu_time.h"
 #include "profile/utilization.h"

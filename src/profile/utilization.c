@@ -1,11 +1,5 @@
 #include "profile/utilization.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 /* Registers are given to warps in units of 256, shared memory to blocks in units of 128 bytes with
  * 1 KiB that the system keeps for itself; since SM 8.0. */
 enum { WARP = 32, REGISTER_UNIT = 256, SHARED_UNIT = 128, SHARED_RESERVED = 1024 };

@@ -1,10 +1,5 @@
 #include "profile/work.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "ops/attn_mask.h"
 
 static bool is_on_cpu(const backend *be) {

@@ -1,9 +1,5 @@
 #include "tune/chain.h"
 
-#include <string.h>
-
-#include "base/text.h"
-
 #include "tune/chains.def"
 
 const chain *chain_of(chain_layer layer) {

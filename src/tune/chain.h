@@ -7,7 +7,7 @@
  * offsets[b] .. offsets[b + 1] - 1.  Everything here is constant data; any thread. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 enum { CHAIN_OPS = 15, CHAIN_MAX_TENSORS = 40, CHAIN_MAX_IN = 4, CHAIN_MAX_OUT = 4 };
 

@@ -1,11 +1,6 @@
 #include "tune/chain_problem.h"
 
-#include <math.h>
-#include <string.h>
-
 #include "base/half.h"
-#include "base/mem.h"
-#include "base/rng.h"
 
 /* Nothing larger is checked or timed: 2^40 elements would only be a typing error. */
 enum { MAX_TOKENS = 1 << 24 };

@@ -4,7 +4,6 @@
  * see the same numbers.  Any thread may read a problem. */
 #pragma once
 
-#include "base/thread.h"
 #include "ops/mask.h"
 #include "ops/ops.h"
 #include "tune/chain.h"

@@ -1,16 +1,8 @@
 #include "tune/cost_model.h"
 
 #include <dlfcn.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/env.h"
-#include "base/file.h"
 #include "base/machine.h"
-#include "base/mem.h"
-#include "base/rng.h"
 #include "format/json.h"
 
 enum { N_FEATURES = 15, FOLDS = 5, ROUNDS = 200, MAX_MODEL = 256 << 20 };

@@ -6,7 +6,6 @@
  * The only file that knows XGBoost is cost_model.c. */
 #pragma once
 
-#include "base/status.h"
 #include "tune/plan_times.h"
 
 typedef struct cost_model cost_model;

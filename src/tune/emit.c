@@ -1,9 +1,5 @@
 #include "tune/emit.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-
 /* What stands before every kernel: the type `args`, and the dialect. */
 TEXT_FILE(dialect_args, "src/tune/dialect_args.inc");
 TEXT_FILE(dialect_c, "src/tune/dialect_c.inc");

@@ -13,7 +13,6 @@
  * code: the loops are whole loops, barriers are nothing, and a tile is an array. */
 #pragma once
 
-#include "base/text.h"
 #include "ops/ops.h"
 #include "tune/chain.h"
 #include "tune/fusion_plan.h"

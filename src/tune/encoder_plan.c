@@ -1,11 +1,5 @@
 #include "tune/encoder_plan.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "encode/bert_layer.h"
 #include "tune/library.h"
 

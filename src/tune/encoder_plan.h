@@ -8,7 +8,6 @@
  * x length is stored.  One thread at a time. */
 #pragma once
 
-#include "base/thread.h"
 #include "encode/encoder.h"
 #include "tune/plan_file.h"
 

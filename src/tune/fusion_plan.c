@@ -1,9 +1,5 @@
 #include "tune/fusion_plan.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { LABELS = (1 << CHAIN_OPS) - 1, HAND_WRITTEN = 1 << CHAIN_OPS };
 
 static int label_of(uint16_t value, int op) {

@@ -15,7 +15,6 @@
  * beginning of the rest, and so on.  Any thread. */
 #pragma once
 
-#include "base/text.h"
 #include "tune/chain.h"
 
 enum {

@@ -1,17 +1,5 @@
 #include "tune/kernel_cache.h"
 
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/env.h"
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
-
 enum { MAX_ENTRY = 64 << 20 };
 
 /* After the code; the dynamic loader ignores what follows the sections. */

@@ -7,8 +7,7 @@
  * of which that is not true counts as missing, too.  Any thread, any number of processes. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 typedef struct kernel_cache {
     char folder[4096];

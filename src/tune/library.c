@@ -1,9 +1,5 @@
 #include "tune/library.h"
 
-#include <math.h>
-
-#include "base/mem.h"
-
 /* What operators first..last are as one op: tensors by number, -1 where there is none. */
 typedef struct call {
     bool is_product, is_norm; /* both: a product, then the norm of the sum */

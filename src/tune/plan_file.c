@@ -1,15 +1,7 @@
 #include "tune/plan_file.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/env.h"
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
 #include "format/json.h"
 #include "tune/library.h"
 

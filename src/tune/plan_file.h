@@ -8,7 +8,6 @@
  * appears whole or not at all; a damaged one counts as missing.  Any number of processes. */
 #pragma once
 
-#include "base/text.h"
 #include "tune/plan_runner.h"
 
 typedef struct plan_file_tile {

@@ -1,12 +1,6 @@
 #include "tune/plan_runner.h"
 
-#include <math.h>
-#include <string.h>
-#include <time.h>
-
 #include "base/half.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "tune/library.h"
 
 /* Checked rows: all of a small problem, else some of a few sequences. */

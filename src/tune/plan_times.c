@@ -1,16 +1,5 @@
 #include "tune/plan_times.h"
 
-#include <errno.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-
 enum { MAX_FILE = 256 << 20, MAX_NUMBER = 64 };
 
 void plan_times_fini(plan_times *t) {

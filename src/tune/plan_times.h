@@ -2,7 +2,6 @@
  * STOF's train_data_xgboost.txt).  Blank lines are skipped. */
 #pragma once
 
-#include "base/text.h"
 #include "tune/fusion_plan.h"
 #include "tune/plan_runner.h"
 

@@ -1,16 +1,6 @@
 #include "tune/search.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/autotune.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/rng.h"
-#include "base/sort.h"
-#include "base/text.h"
-#include "base/thread.h"
 #include "tune/cost_model.h"
 
 static const char *const names[N_SEARCHES] = {"exact", "xgboost", "random", "anneal", "grouped"};

@@ -4,7 +4,6 @@
  * order.  compile may be called from several threads; everything else from one. */
 #pragma once
 
-#include "base/thread.h"
 #include "ops/ops.h"
 #include "tune/emit.h"
 #include "tune/kernel_cache.h"

@@ -1,22 +1,12 @@
 /* The CPU as a target: kernels in C, compiled by the system's compiler into shared objects; and
  * what does not depend on the target. */
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "base/autotune.h"
-#include "base/env.h"
-#include "base/file.h"
 #include "base/machine.h"
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/thread.h"
 #include "profile/peak.h"
 #include "tune/target.h"
 

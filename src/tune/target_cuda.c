@@ -5,11 +5,8 @@
  * functions and numbers used here are part of their stable interfaces.  The only file that knows
  * NVRTC. */
 #include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/autotune.h"
-#include "base/mem.h"
 #include "tune/target.h"
 
 typedef int cu_result;

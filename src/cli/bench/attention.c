@@ -2,13 +2,6 @@
  * (contract: attention.h). */
 #include "cli/bench/attention.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/rng.h"
-#include "base/thread.h"
 #include "cpu/attn_naive.h"
 #include "ops/attn_mask.h"
 #include "profile/peak.h"

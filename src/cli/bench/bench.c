@@ -1,16 +1,7 @@
 /* hstu bench WHAT: the table of benches, and what they share. */
 #include "cli/bench/bench.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
 #include "base/half.h"
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/thread.h"
 
 enum { WARM_UPS = 3, MAX_CALLS = 30, REPLAYED = 20, MAX_PEERS_BYTES = 1 << 20 };
 

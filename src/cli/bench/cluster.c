@@ -2,16 +2,6 @@
  * published figures, and the command, from top to bottom (contract: cluster.h). */
 #include "cli/bench/cluster.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/rng.h"
-#include "base/text.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/train.h"
 #include "data/set/balance.h"

@@ -9,7 +9,6 @@
  * which the fastest is taken, as NCCL does.  Nothing here measures; one thread. */
 #pragma once
 
-#include "base/status.h"
 #include "config/config.h"
 
 enum { CLUSTER_MAX_GPUS = 1 << 14 };

@@ -6,13 +6,6 @@
  * sizes, find and insert stand beside the figures of HierarchicalKV's own benchmark. */
 #include "cli/bench/embedding.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/thread.h"
-
 enum { N_SIZES = 3, FILL_BUCKETS = 4096 };
 
 static void print_text(const embed_figure *f) {

@@ -7,11 +7,6 @@
  * Evicted keys are counted but not listed, as in HierarchicalKV's calls of these names.  New keys
  * are drawn for each pass over the batches.  A pass is timed from one device synchronisation to the
  * next; the figure is the median of the passes. */
-#include <stdio.h>
-#include <string.h>
-
-#include "base/sort.h"
-#include "base/thread.h"
 #include "cli/bench/embedding.h"
 
 enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };

@@ -3,9 +3,6 @@
  * workload that dynamicemb and FBGEMM publish.  A step is timed twice: through src/embed, with ids
  * in host memory, table by table; and through the device calls of ops/table.h, with all ids in one
  * table. */
-#include <math.h>
-#include <string.h>
-
 #include "cli/bench/embedding.h"
 
 enum { N_TABLES = 10 };

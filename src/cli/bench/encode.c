@@ -7,16 +7,6 @@
  * Weights in int8 are compared with float32: their error is what they cost. */
 #include "encode/encoder.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-#include "base/mem.h"
-#include "base/rng.h"
-#include "base/sort.h"
-#include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "ops/mask.h"
 #include "tune/encoder_plan.h"

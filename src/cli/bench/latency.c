@@ -1,12 +1,6 @@
 /* hstu bench latency: one request at a time, by length of the history and state of the cache; or,
  * with
  * --growing, users whose histories grow, with the cache and without.  With the roofline of each. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "cli/bench/load.h"
 #include "profile/peak.h"
 

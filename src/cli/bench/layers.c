@@ -5,12 +5,6 @@
  * Before a row is timed, the whole history is computed without a cache, which fills the pages, and
  * the rows of new tokens and candidates must come out the same with it, and in 16 bits nearly the
  * same as in float32.  Two sets of inputs on disjoint pages are used in turn. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/rng.h"
 #include "cli/bench/load.h"
 #include "nn/layer.h"
 

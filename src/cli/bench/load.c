@@ -2,16 +2,6 @@
  * reports; the options that the commands share (contract: load.h). */
 #include "cli/bench/load.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/rng.h"
-#include "base/sort.h"
-#include "base/thread.h"
 #include "train/report/report.h"
 
 enum { FIRST_TIME = 1700000000, GAP_S = 60 };

@@ -9,7 +9,6 @@
  * server cannot slow down the clock that measures it. */
 #pragma once
 
-#include "base/mem.h"
 #include "cli/bench/bench.h"
 #include "cli/serve/serve.h"
 #include "serve/engine/engine.h"

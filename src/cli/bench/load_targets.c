@@ -1,26 +1,15 @@
 /* The targets of a load: an engine in this process, and a server over HTTP. */
-#include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/timerfd.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/machine.h"
-#include "base/text.h"
-#include "base/thread.h"
 #include "cli/bench/load.h"
 #include "serve/http/request.h"
 

@@ -6,14 +6,6 @@
  * pair, and compared with all results.  Then each pass is timed by plain calls and by replay
  * (bench.h), with copies of small inputs in turn.  FLOPs are those of the attended pairs: forward
  * 4 H D pairs, backward 2.5 times that. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/env.h"
-#include "base/file.h"
-#include "base/rng.h"
-#include "base/thread.h"
 #include "cli/bench/bench.h"
 #include "cpu/attn_naive.h"
 #include "format/safetensors.h"

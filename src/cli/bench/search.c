@@ -3,10 +3,6 @@
  *
  * Rows are multiples of 1/64 below 2 and sums therefore exact, so that the best items of the first
  * query must be those, and in the order, that a plain loop finds. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "cli/bench/bench.h"
 #include "model/item_filter.h"
 #include "nn/memory.h"

@@ -1,6 +1,4 @@
 /* hstu bench throughput, and hstu bench dataset, which makes its requests. */
-#include <stdio.h>
-
 #include "cli/bench/load.h"
 
 typedef struct throughput_args {

@@ -2,15 +2,8 @@
  * bottom (contract: train.h). */
 #include "cli/bench/train.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/bench/bench.h"
 #include "data/synth/synth.h"
 #include "nn/dynamic.h"

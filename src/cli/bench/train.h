@@ -6,7 +6,6 @@
  * with a timing layer, for the shares of the ops. */
 #pragma once
 
-#include "base/thread.h"
 #include "data/set/batcher.h"
 #include "model/session.h"
 #include "nn/flops.h"

@@ -1,16 +1,7 @@
 /* hstu info: what is in a file of tensors, a snapshot of a dynamic table, a run or a data set, each
  * in its own part below. */
 #include <dirent.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
 #include "cli/output.h"

@@ -1,14 +1,6 @@
 /* hstu prep: a data set in the form it is published in, to one sequence file. */
-#include <errno.h>
 #include <libgen.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/data/prep_state.h"
 #include "cli/output.h"

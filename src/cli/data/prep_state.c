@@ -3,12 +3,6 @@
  * takes the result as its data has every event once. */
 #include "cli/data/prep_state.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "data/read/source_job.h"
 #include "serve/state/user_writer.h"
 

@@ -1,9 +1,6 @@
-#include <stdio.h>
-
-#include "base/thread.h"
+#include "data/synth/synth.h"
 #include "cli/cli.h"
 #include "cli/output.h"
-#include "data/synth/synth.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
     json_writer *w = json_line_open();

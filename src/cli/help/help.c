@@ -3,12 +3,6 @@
  */
 #include "cli/help/help.h"
 
-#include <ctype.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/env.h"
 #include "hstu.h"
 
 typedef enum { HELP_TEXT, HELP_MAN, HELP_BASH, HELP_ZSH, HELP_FISH } help_form;

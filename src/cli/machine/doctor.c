@@ -1,15 +1,6 @@
-#include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "cli/machine/doctor.h"
 
 finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...) {
@@ -176,7 +167,6 @@ static void doctor_ask_host(findings *f) {
 #include <zstd.h>
 #endif
 
-#include "base/env.h"
 #include "base/machine.h"
 #include "cli/cli.h"
 #include "cli/output.h"

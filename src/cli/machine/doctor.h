@@ -2,7 +2,7 @@
  * doctor_gpu.c at the GPUs, through libraries that are opened at run time and linked nowhere. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef enum { FOUND_OK, FOUND_LACK, FOUND_TROUBLE } found_state;
 

@@ -2,13 +2,8 @@
  * (clocks, temperature, errors).  Both are opened here, so that a build without CUDA sees a GPU
  * too.  The declarations are those of cuda.h and nvml.h, whose binary interface is stable. */
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
 #include "base/machine.h"
-#include "base/thread.h"
 #include "cli/machine/doctor.h"
 #include "profile/cupti.h"
 

@@ -1,16 +1,10 @@
 /* hstu mask show: an attention mask as a picture (text or SVG; rows are queries, columns keys), its
  * density, and what it costs. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/text.h"
+#include "ops/mask.h"
 #include "cli/cli.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "format/safetensors.h"
-#include "ops/mask.h"
 #include "ops/mask_rule.h"
 #include "ops/mask_tiles.h"
 #include "train/report/report.h"

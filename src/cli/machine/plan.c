@@ -1,10 +1,4 @@
 /* hstu plan: show, run or traverse fusion plans, one part each below. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/text.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"
 #include "cli/signals.h"

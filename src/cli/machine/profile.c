@@ -1,24 +1,9 @@
 /* hstu profile: what a command does, op by op and kernel by kernel.  From top to bottom: the HTML
  * page (timeline, tables, idle gaps, advice), the tables on stdout, another program (started with
  * CUDA's injection library set to ours, src/profile/inject.c), the command. */
-#include <errno.h>
-#include <inttypes.h>
-#include <limits.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/status.h"
 #include "cli/machine/profile.h"
 #include "cli/output.h"
 #include "cli/work.h"

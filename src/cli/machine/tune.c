@@ -1,12 +1,6 @@
 /* hstu tune: searches for the fastest fusion plan.  From top to bottom: the comparison of all
  * searches on the same times (best-so-far curves over 5 seeds, regret against the fastest plan
  * known), the cost model (tune fit, tune predict), the search. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/machine/plan.h"
 #include "cli/output.h"

@@ -1,13 +1,5 @@
 #include "cli/model/answers.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/text.h"
-
 enum { ID_WIDTH = 16, TITLE_WIDTH = 56, SHORT_TITLE = 24, MANY_COLUMNS = 3, VALUE_WIDTH = 10 };
 
 /* Many numbers leave little room for a title. */

@@ -1,15 +1,8 @@
 /* hstu certify: how far a model's recommendations hold when the events of a history change a
  * little: embeddings that move, an event that is left out, an event that is another item. */
-#include <inttypes.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/mem.h"
+#include "model/certify.h"
 #include "cli/model/users.h"
 #include "cli/work.h"
-#include "model/certify.h"
 #include "model/infer.h"
 #include "model/trained.h"
 #include "train/files/run_config.h"

@@ -1,10 +1,4 @@
 /* hstu compare: runs side by side, in a table and as curves on one page. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/model/run_facts.h"
 #include "cli/output.h"

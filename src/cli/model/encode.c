@@ -2,14 +2,7 @@
  * tokens or texts. */
 #include <dirent.h>
 #include <fnmatch.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"

@@ -1,10 +1,4 @@
 /* hstu eval: how well a trained model predicts what its training held out. */
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "cli/cli.h"
 #include "cli/model/eval_groups.h"
 #include "cli/model/eval_lists.h"

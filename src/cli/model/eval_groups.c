@@ -1,13 +1,5 @@
 #include "cli/model/eval_groups.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "cli/output.h"
 
 /* Groups of users, by their place among all that are possible, before the large ones are chosen. A

@@ -1,16 +1,6 @@
 #include "cli/model/eval_lists.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
-#include "base/file.h"
-#include "base/log.h"
 #include "base/map.h"
-#include "base/mem.h"
 #include "cli/model/eval_groups.h"
 #include "cli/model/users.h"
 #include "cli/output.h"

@@ -1,15 +1,5 @@
 /* hstu export: embeddings, weights or tables of a run, or the events of a server, as files for
  * other tools. */
-#include <inttypes.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/status.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"

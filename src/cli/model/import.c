@@ -1,18 +1,11 @@
 /* hstu import: a checkpoint of another project becomes a run, without a step of training; tables of
  * snapshots and of other tools become a table of ours. */
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/status.h"
+#include "train/files/import.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
 #include "config/config.h"
 #include "train/files/checkpoint.h"
-#include "train/files/import.h"
 #include "train/files/table_files.h"
 #include "train/loop/trainer.h"
 

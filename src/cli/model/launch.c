@@ -1,16 +1,7 @@
 /* hstu launch: runs a training, and starts it again from its last checkpoint when it fails. */
-#include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
 #include "cli/cli.h"
 
 enum { MAX_STARTS = 64, MAX_RANKS = 1 << 20, NUMBER_BYTES = 16 };

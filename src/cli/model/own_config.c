@@ -1,9 +1,5 @@
 #include "cli/model/own_config.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "cli/output.h"
 #include "data/read/sources.h"
 #include "model/session.h"

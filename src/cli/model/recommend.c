@@ -1,9 +1,4 @@
 /* hstu recommend: what users would like next, or which items are similar to an item. */
-#include <inttypes.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/model/answers.h"
 #include "cli/model/users.h"
 #include "cli/work.h"

@@ -1,13 +1,7 @@
 #include "cli/model/run_facts.h"
 
 #include <dirent.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "model/checkpoint_load.h"
 
 enum { MAX_DEPTH = 5 };

@@ -1,10 +1,4 @@
 /* hstu score: what a model says of given candidates. */
-#include <inttypes.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/model/users.h"
 #include "cli/work.h"
 #include "model/histories.h"

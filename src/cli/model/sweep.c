@@ -1,24 +1,9 @@
 /* hstu sweep: many trainings that differ in some options.  From top to bottom: ranges become
  * trials, trials become a table and a page with a parallel-coordinates picture, the command runs
  * them. */
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/file.h"
-#include "base/log.h"
-#include "base/rng.h"
-#include "base/sort.h"
-#include "base/text.h"
-#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/model/own_config.h"
 #include "cli/model/sweep.h"

@@ -1,8 +1,7 @@
 /* The parts of hstu sweep that tests call: ranges become trials.  One thread. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
+#include "base/base.h"
 
 enum { SWEEP_RANGES = 16, SWEEP_VALUES = 256, SWEEP_TRIALS = 10000 };
 

@@ -1,16 +1,5 @@
 /* hstu train: reads a config, shows it or trains from it.  From top to bottom: what is printed
  * while it trains, the ranks before the first step, the command. */
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/env.h"
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/machine/profile.h"
 #include "cli/model/own_config.h"

@@ -1,10 +1,3 @@
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "cli/model/users.h"
 #include "cli/output.h"
 

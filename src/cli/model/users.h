@@ -3,7 +3,6 @@
  * progress bar where it is not in the way. */
 #pragma once
 
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/model/answers.h"
 #include "data/set/seq_file.h"

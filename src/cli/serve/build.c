@@ -1,10 +1,6 @@
 /* hstu build: an engine folder of a run. */
 #include "serve/engine/build.h"
 
-#include <stdio.h>
-#include <string.h>
-
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"

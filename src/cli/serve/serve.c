@@ -1,18 +1,5 @@
-#include <ctype.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/env.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "cli/cli.h"
 #include "cli/serve/serve.h"
 #include "cli/work.h"

@@ -1,10 +1,6 @@
 /* hstu state: look after the database of `hstu serve --state DIR`. */
 #include "serve/state/state.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "serve/state/state_tools.h"

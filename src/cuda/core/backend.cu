@@ -1,10 +1,5 @@
 /* The CUDA backend: a GPU's memory, its streams and the table of its ops; and the list of this
  * machine's GPUs (ops/device.h). */
-#include <stdio.h>
-#include <string.h>
-
-#include "base/env.h"
-#include "base/mem.h"
 #include "cuda/core/cuda.h"
 #include "ops/device.h"
 #include "ops/time_bucket.h"

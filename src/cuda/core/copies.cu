@@ -13,9 +13,6 @@
  * Pages of keys and values move on a stream of their own (kv_move_args in ops.h): the copies start
  * after the ops called before them and overlap with those called later, until kv_wait orders these
  * after them.  So the pages of a layer are copied while the layers before it are computed. */
-#include <string.h>
-
-#include "base/mem.h"
 #include "cuda/core/kernel.cuh"
 
 enum { N_SLOTS = 8, HOST_BLOCKS = 16 };

@@ -9,7 +9,6 @@
 #include <cuda_runtime.h>
 #include <library_types.h>
 
-#include "base/range.h"
 #include "ops/ops.h"
 
 typedef struct cuda_graphs cuda_graphs;   /* recorded steps (graphs.cu) */

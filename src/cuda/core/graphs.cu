@@ -4,7 +4,6 @@
  * allocated and algorithms are chosen; the second time it is recorded; from then on it is
  * replayed with one call, which costs
  * the host microseconds instead of a launch for each of some hundred kernels. */
-#include "base/mem.h"
 #include "cuda/core/cuda.h"
 
 enum { MAX_GRAPHS = 256 };

@@ -12,7 +12,6 @@
  * Kernels start early (cuda_launch_early): the first tiles of W, which no previous kernel writes,
  * are loaded before the previous kernel is complete. */
 #include "base/half.h"
-#include "base/log.h"
 #include "cuda/gemm/linear_epilogue_sm90.cuh"
 #include "cuda/ops/norm_row.cuh"
 

@@ -9,13 +9,9 @@
  * for the fastest of the recommended kernels instead (LINEAR_FASTEST, LINEAR_SINGLE). */
 #include <cublasLt.h>
 #include <dlfcn.h>
-#include <math.h>
-#include <pthread.h>
-#include <string.h>
 
 #include "base/autotune.h"
 #include "base/machine.h"
-#include "base/mem.h"
 #include "cuda/core/cuda.h"
 
 /* cuBLASLt is opened with the first GPU: linked, it would cost a tenth of a second at every start

@@ -1,8 +1,6 @@
 /* Losses of a ranking head (ops.h).  With binary labels a thread owns a logit, with class labels a
  * warp owns a row.  The loss is summed in double: each block leaves one partial sum, and one block
  * adds those in order.  A head has few columns, so this is bound by latency. */
-#include <math.h>
-
 #include "cuda/core/kernel.cuh"
 
 enum { LOSS_THREADS = 256, LOSS_BLOCKS_PER_SM = 4 };

@@ -6,8 +6,6 @@
  * draws.  Backward: a block has a query, or an item with its pairs in order (row_groups), whose
  * sums stay in registers, 4 x 4 a lane, so that nothing is added by atomics and the bits are the
  * same in every run. */
-#include <math.h>
-
 #include "cuda/core/kernel.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / WARP, PAIRS = 4, SIDE = 4, MAX_SHARED = 200 << 10 };

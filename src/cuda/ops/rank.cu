@@ -11,9 +11,6 @@
  * the seen rows.  No scores are stored.  The k best: scores of a piece of the corpus go to scratch
  * memory, and one block for each query keeps its best in shared memory.  A corpus of 16 bits is
  * searched without storing scores (topk.cu). */
-#include <math.h>
-
-#include "base/mem.h"
 #include "cuda/core/kernel.cuh"
 #include "cuda/ops/topk.cuh"
 

@@ -11,9 +11,6 @@
  * row that continues into the next chunks each chunk leaves one partial sum, and a second kernel
  * adds those, 32 in parallel.  The limit is the bytes of dy, which are read once; partial sums are
  * 1/32 of them at most where chunks have 64 entries. */
-#include <string.h>
-
-#include "base/sort.h"
 #include "cuda/core/kernel.cuh"
 
 /* Clears row i of the blank arrays. */

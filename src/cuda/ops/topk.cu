@@ -7,9 +7,6 @@
  * result.  A list that overflows still gives a higher bound, the k-th best of its rows, and the
  * scan runs again; each time at least capacity - k rows of the list fall below the new bound, so
  * that this ends.  The result does not depend on any of this: it is exact. */
-#include <string.h>
-
-#include "base/mem.h"
 #include "cuda/core/ptx.cuh"
 #include "cuda/ops/topk.cuh"
 

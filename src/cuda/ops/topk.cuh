@@ -8,9 +8,6 @@
  * shared memory, in a list of the query. */
 #pragma once
 
-#include <math.h>
-
-#include "base/sort.h"
 #include "cuda/core/cuda.h"
 #include "cuda/core/kernel.cuh"
 

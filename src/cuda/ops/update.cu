@@ -4,8 +4,6 @@
  * each would cost more than the work.  The blocks of a launch are assigned to the weights in order:
  * a block takes 4096 elements of a dense weight, or some rows of a table, one warp for each row.
  * Bound by bytes: one pass reads and writes weight, state and gradient and zeroes the gradient. */
-#include <math.h>
-
 #include "cuda/core/kernel.cuh"
 
 enum { UPDATE_THREADS = 256, UPDATE_WARPS = UPDATE_THREADS / WARP, UPDATE_NUMBERS = 4096 };

@@ -5,8 +5,6 @@
  * pages of 2 MiB; pinned memory is always mapped with small pages, and random row reads then suffer
  * TLB misses: rows of 256 bytes at random places of 16 GiB are read at 50.9 GB/s from managed
  * memory and at 9.7 GB/s from pinned memory (H200, 2026-11-15). */
-#include <string.h>
-
 #include "cuda/table/table.cuh"
 
 /* Advises the driver on managed memory: where it stays, and who accesses it.  The functions

@@ -6,7 +6,6 @@
  * group within one chunk is written directly; of a longer group each chunk stores a partial sum,
  * and a second kernel adds the partial sums, with a warp where they are few and a block where they
  * are many.  The order of a sum depends on the batch alone.  Bound by the bytes of y or dy. */
-#include "base/sort.h"
 #include "cuda/table/table.cuh"
 
 __device__ static inline void operator+=(float4 &x, float4 y) {

@@ -1,8 +1,6 @@
 /* Rows of a level by slot (ops/table.h): read, write, init, update.  A warp owns 32 slots; lanes
  * share a row, 16 bytes each, and have several rows in flight (table.cuh).  Bound by bytes: of
  * device memory, or of the bus where the rows are in host memory. */
-#include <math.h>
-
 #include "cuda/table/table.cuh"
 
 /* The row of the warp's slot, or NULL where there is none or it is skipped. */

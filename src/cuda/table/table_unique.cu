@@ -6,7 +6,6 @@
  * 0.22 ms with whole hashes). Different ids seldom share the high half: a dozen pairs among 350
  * 000.  Such runs are found and repaired, a block each: sorted by the low half, stably, in time
  * linear in their length even for adversarial ids. */
-#include "base/sort.h"
 #include "cuda/table/table.cuh"
 
 enum { MEND_THREADS = 256, MEND_WARPS = MEND_THREADS / 32, MEND_BLOCKS = 64, DIGITS = 256 };

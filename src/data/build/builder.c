@@ -1,10 +1,3 @@
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
 #include "data/build/builder.h"
 #include "data/build/builder_int.h"
 #include "format/json.h"

@@ -7,8 +7,6 @@
  * partitions of users, so that the peak stays near 18 bytes an event. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef struct builder builder;

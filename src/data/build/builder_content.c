@@ -1,12 +1,4 @@
 /* Content of items: the cells of a side file as categories, lists and numbers, and vectors. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
 #include "data/build/builder_int.h"
 
 enum { MAX_VALUES = 65536, MAX_BUCKETS = 16, FREE_TEXTS = 100 };

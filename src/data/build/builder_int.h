@@ -3,8 +3,6 @@
  * and partition.c (the events). */
 #pragma once
 
-#include <pthread.h>
-
 #include "base/map.h"
 #include "data/build/builder.h"
 #include "data/set/column_file.h"

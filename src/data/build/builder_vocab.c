@@ -1,9 +1,3 @@
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/text.h"
 #include "data/build/builder_int.h"
 
 status text_output_init(text_output *t, uint64_t capacity) {

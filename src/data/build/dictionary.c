@@ -1,11 +1,5 @@
 #include "data/build/builder_int.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/text.h"
-
 void dictionary_init(dictionary *d, bool is_text) {
     *d = (dictionary){.is_text = is_text};
 }

@@ -1,10 +1,5 @@
 #include "data/build/builder_int.h"
 
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
-
 /* Parts per thread: the buffers of all threads together then hold 1/16 of the events. */
 enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32 };
 

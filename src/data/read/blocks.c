@@ -1,8 +1,3 @@
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "data/read/blocks.h"
 
 /* Bytes read ahead at the start of a stream; more where the first line is longer. */

@@ -12,9 +12,6 @@
  * than the limit are errors with file and line. */
 #pragma once
 
-#include "base/log.h"
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/read/csv.h"
 #include "format/input.h"
 

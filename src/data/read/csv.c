@@ -1,13 +1,6 @@
 /* Reading csv: the layout of a file, and the parser of its rows; lists inside a field. */
 #include "data/read/csv.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-
-#include "base/mem.h"
-#include "base/text.h"
 #include "data/read/blocks.h"
 #include "data/read/row_field.h"
 #include "format/json.h"

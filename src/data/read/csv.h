@@ -5,7 +5,6 @@
  * then read by all threads. */
 #pragma once
 
-#include "base/status.h"
 #include "data/read/time_text.h"
 #include "data/set/seq_file.h"
 

@@ -3,9 +3,6 @@
  * With a header, columns are found by the given names, else by common names.  Without one, columns
  * are given by number; the default is user, item and time in this order.  `--time-col none` keeps
  * the order of the file. */
-#include <stdio.h>
-#include <string.h>
-
 #include "data/read/table_source.h"
 
 static const char *const endings[] = {".csv", ".tsv", ".psv", ".tab", NULL};

@@ -1,16 +1,6 @@
 #include "data/read/download.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/log.h"
 
 #define GROUPLENS "https://files.grouplens.org/datasets/movielens/"
 #define ZENODO    "https://zenodo.org/records/10439422/files/"

@@ -5,7 +5,7 @@
  * (HSTU_HAS_CURL) the failure names the package and the address to fetch by hand. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct download_source {
     const char *name; /* as in `hstu prep NAME` */

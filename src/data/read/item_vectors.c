@@ -2,10 +2,6 @@
  *
  * A .npy file, or a .safetensors file as `hstu encode` writes it.  The ids are the lines of
  * --item-vector-ids, else its tensor `ids`, else those of the rows of items, in their order. */
-#include <inttypes.h>
-#include <math.h>
-#include <string.h>
-
 #include "data/read/source_job.h"
 #include "format/npz.h"
 

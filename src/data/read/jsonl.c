@@ -1,9 +1,5 @@
-#include <stdio.h>
-#include <string.h>
-
-#include "base/text.h"
-#include "data/read/blocks.h"
 #include "data/read/jsonl.h"
+#include "data/read/blocks.h"
 #include "data/read/table_source.h"
 #include "format/json.h"
 

@@ -1,13 +1,5 @@
-#include <fcntl.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/text.h"
-#include "data/read/blocks.h"
 #include "data/read/parquet_events.h"
+#include "data/read/blocks.h"
 #include "data/read/row_field.h"
 
 /* Values of a Parquet column as what the builder stores: numbers of ids, times in ticks, actions.

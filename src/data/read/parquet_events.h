@@ -6,7 +6,6 @@
  * dictionary page are numbered once, at their first use. */
 #pragma once
 
-#include "base/text.h"
 #include "data/build/builder.h"
 #include "data/read/csv.h"
 #include "format/parquet_page.h"

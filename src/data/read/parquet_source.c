@@ -5,11 +5,7 @@
  * the workers of the pool read row groups, each into a sink of its own; blocks are numbered by file
  * and row group, so the result does not depend on the number of threads. */
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "base/log.h"
-#include "base/mem.h"
 #include "data/read/blocks.h"
 #include "data/read/parquet_events.h"
 #include "data/read/source_job.h"

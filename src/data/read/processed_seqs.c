@@ -6,14 +6,6 @@
  * are those of the source.  Other columns with a single value are contextual features; other lists
  * are skipped.  Events are sorted by time again: a file may come from a preprocessor that sorted by
  * something else. */
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "data/read/csv.h"
 #include "data/read/row_field.h"
 #include "data/read/source_job.h"

@@ -3,9 +3,6 @@
  * MovieLens 100K, 1M and 20M (GroupLens).  Ratings are 1..5 stored 0..4, and .5..5 stored 0..9 in
  * 20M; ids are kept as they are.  Movies that nobody rated belong to the catalogue too: an
  * evaluation ranks all of them. */
-#include <stdio.h>
-#include <string.h>
-
 #include "data/read/jsonl.h"
 #include "data/read/source_job.h"
 

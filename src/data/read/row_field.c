@@ -1,7 +1,3 @@
-#include <string.h>
-#include <strings.h>
-
-#include "base/text.h"
 #include "data/read/row_field.h"
 
 static const field_fault faults[] = {FIELD_FINE, FIELD_NOT_WHOLE, FIELD_TOO_LARGE, FIELD_NOT_PLAIN};

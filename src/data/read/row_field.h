@@ -11,7 +11,6 @@
  * Spaces around all but ids are skipped. */
 #pragma once
 
-#include "base/status.h"
 #include "data/read/blocks.h"
 #include "data/read/csv.h"
 #include "data/set/seq_file.h"

@@ -1,8 +1,5 @@
-#include <stdio.h>
-#include <string.h>
-
-#include "data/read/blocks.h"
 #include "data/read/sample.h"
+#include "data/read/blocks.h"
 #include "format/json.h"
 
 enum { DELIMITER_ROWS = 20 };

@@ -3,8 +3,6 @@
  * Made from csv or JSON lines; the functions that look at it need not know which. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
 #include "data/read/csv.h"
 
 enum { SAMPLE_BYTES = 64 << 10, SAMPLE_ROWS = 500 };

@@ -3,14 +3,6 @@
  *
  * Parquet, JSON lines by the ending of the name, or csv.  Columns of items become content features,
  * columns of users contextual ones. */
-#include <ctype.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "data/read/jsonl.h"
 #include "data/read/parquet_events.h"
 #include "data/read/source_job.h"

@@ -2,9 +2,6 @@
  * runs on the whole pool. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/blocks.h"
 #include "data/read/csv.h"

@@ -1,15 +1,6 @@
 #include <dirent.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/sort.h"
-#include "base/text.h"
 #include "data/read/row_field.h"
 #include "data/read/source_job.h"
 #include "data/read/sources.h"

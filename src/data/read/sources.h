@@ -5,12 +5,6 @@
  * files say: a user without a row there has no context, an item without one has no title. */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/build/builder.h"
 #include "data/read/blocks.h"
 #include "data/read/csv.h"

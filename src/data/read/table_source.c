@@ -1,9 +1,3 @@
-#include <ctype.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/text.h"
 #include "data/read/table_source.h"
 
 enum { MAX_TIERS = 3 };

@@ -1,9 +1,4 @@
 #include "data/read/time_text.h"
-#include "base/text.h"
-
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
 
 #define NS_PER_SECOND INT64_C(1000000000)
 

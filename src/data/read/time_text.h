@@ -7,7 +7,6 @@
  * Rows that do not fit the plan are faults: they show that a file mixes two forms. */
 #pragma once
 
-#include "base/status.h"
 #include "data/read/time_zone.h"
 
 /* The first and last second of the years that times may have. */

@@ -1,12 +1,5 @@
 #include "data/read/time_zone.h"
 
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-
-#include "base/env.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "data/read/time_text.h"
 
 enum { DAY = 86400 };

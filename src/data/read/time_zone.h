@@ -8,7 +8,7 @@
 
 #include <stdatomic.h>
 
-#include "base/status.h"
+#include "base/base.h"
 
 /* Two changes a year from 1900 to 2199, and some to spare. */
 enum { ZONE_MAX_SPANS = 1024 };

@@ -2,8 +2,6 @@
 
 #include <assert.h>
 
-#include "base/mem.h"
-
 /* Greedy first: the longest user not yet placed goes to the group with the least work that still
  * has room.  Then swaps: a user of the heaviest group is exchanged with one of the lightest,
  * choosing the pair that brings the two groups closest together, as long as that helps. */

@@ -7,7 +7,7 @@
  * balancer is scratch memory made once; one thread at a time. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct balancer balancer;
 

@@ -1,12 +1,5 @@
 #include "data/set/batcher.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
 #include "data/set/balance.h"
 #include "data/set/prefetch.h"
 

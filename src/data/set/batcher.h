@@ -11,7 +11,6 @@
  * 1; ranking has as many as there are candidates, or 0 where every event is a loss position. */
 #pragma once
 
-#include "base/status.h"
 #include "data/set/seq_file.h"
 #include "data/set/split.h"
 #include "format/json.h"

@@ -1,12 +1,5 @@
 #include "data/set/column_file.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-
 /* The file is used in place, so the machine must be of its byte order. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "column files are little-endian");
 

@@ -6,9 +6,7 @@
  * parallel.  Every number in the file is treated as hostile until then. */
 #pragma once
 
-#include "base/file.h"
-#include "base/status.h"
-#include "base/thread.h"
+#include "base/base.h"
 
 enum { COLUMN_NAME_BYTES = 32, COLUMN_MAX = 256 };
 

@@ -1,10 +1,5 @@
 #include "data/set/held_out.h"
 
-#include <inttypes.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 struct held_out {
     arena memory; /* of the arrays */
     seq_file view;

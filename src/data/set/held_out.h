@@ -8,7 +8,6 @@
  * made; any thread. */
 #pragma once
 
-#include "base/status.h"
 #include "data/set/seq_file.h"
 
 typedef struct held_out held_out;

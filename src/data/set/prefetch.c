@@ -1,9 +1,6 @@
 #include "data/set/prefetch.h"
 
-#include <pthread.h>
 #include <signal.h>
-
-#include "base/mem.h"
 
 typedef struct slot {
     bool is_filled; /* signalled when the next piece, or the failure to make it, is there */

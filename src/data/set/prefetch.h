@@ -6,7 +6,7 @@
  * seek and destroy are for one thread, the consumer. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 enum { PREFETCH_MAX_SLOTS = 1024, PREFETCH_MAX_THREADS = 256 };
 

@@ -1,11 +1,3 @@
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
 

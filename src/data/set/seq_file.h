@@ -6,10 +6,6 @@
  * source.  Everything here is a view of the map and safe for any number of threads. */
 #pragma once
 
-#include "base/file.h"
-#include "base/status.h"
-#include "base/text.h"
-#include "base/thread.h"
 #include "data/set/column_file.h"
 
 /* What the 16-bit action of an event means. */

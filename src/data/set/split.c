@@ -1,14 +1,5 @@
 #include <assert.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "data/read/time_text.h"
 #include "data/set/split.h"
 

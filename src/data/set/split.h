@@ -18,8 +18,6 @@
  * of threads. */
 #pragma once
 
-#include "base/rng.h"
-#include "base/status.h"
 #include "data/set/seq_file.h"
 #include "format/json.h"
 

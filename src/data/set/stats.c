@@ -1,7 +1,5 @@
 #include "data/set/stats.h"
 
-#include "base/mem.h"
-
 enum { CHUNK_EVENTS = 1 << 20, CHUNK_USERS = 1 << 16 };
 
 /* What a worker has counted.  Sums, minima and maxima of integers do not depend on the order, so

@@ -2,8 +2,6 @@
  * are exact and the same with any number of threads. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 enum { STATS_MAX_BINS = 64, STATS_ACTIONS = 1 << 16 };

@@ -1,9 +1,5 @@
 #include "data/synth/bench_data.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-
 #include "format/json.h"
 
 enum { CHUNK_USERS = 16 };

@@ -7,9 +7,6 @@
  * numbered 1.. in id order, so only ids that occur have a number. */
 #pragma once
 
-#include "base/rng.h"
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/build/builder.h"
 
 typedef enum { DRAW_UNIFORM, DRAW_NORMAL, DRAW_ZIPF, DRAW_LOGNORMAL } draw_kind;

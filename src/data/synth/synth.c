@@ -1,11 +1,5 @@
 #include "data/synth/synth.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "data/build/builder.h"
 #include "data/synth/synth_model.h"
 #include "format/json.h"

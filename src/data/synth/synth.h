@@ -10,8 +10,6 @@
  * but each user's last) that the user has not had. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/seq_file.h"
 
 typedef struct synth_config {

@@ -1,11 +1,5 @@
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/sort.h"
-#include "data/set/split.h"
 #include "data/synth/synth_model.h"
+#include "data/set/split.h"
 
 /* Parameters of the world, found by trial so that, with the default sizes, the best reachable HR@10
  * is near one half and popularity stays below a tenth. */

@@ -14,9 +14,6 @@
  * time and on any thread.  The world is read-only once created. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/rng.h"
-#include "base/status.h"
 #include "data/synth/synth.h"
 
 enum {

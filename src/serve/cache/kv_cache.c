@@ -1,10 +1,5 @@
 #include "serve/cache/kv_cache_int.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 static status heap_init(kv_heap *h, int32_t n_numbers) {
     *h = (kv_heap){0};
     status st = MEM_NEW(&h->item, (size_t)n_numbers);

@@ -31,7 +31,6 @@
  * sequence beforehand. */
 #pragma once
 
-#include "base/status.h"
 #include "ops/ops.h"
 #include "serve/engine/engine.h"
 

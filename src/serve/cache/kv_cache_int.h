@@ -1,7 +1,6 @@
 /* Inside the KV cache: its nodes and their lists, for kv_cache.c and for tests that check them. */
 #pragma once
 
-#include "base/hash.h"
 #include "serve/cache/kv_cache.h"
 
 enum { KV_NONE = -1 };

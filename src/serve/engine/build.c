@@ -1,19 +1,8 @@
 #include "serve/engine/build.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "base/half.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/rng.h"
 #include "format/json.h"
 #include "model/item_table.h"
 #include "serve/engine/engine.h"

@@ -1,14 +1,7 @@
 #include "serve/engine/engine.h"
 
 #include <semaphore.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
 
-#include "base/env.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/thread.h"
 #include "serve/engine/replicas.h"
 #include "serve/state/user_writer.h"
 

@@ -22,8 +22,6 @@
  * of its own (replicas.h); users and their events are the engine's, once. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
 #include "data/set/seq_file.h"
 
 typedef struct engine engine;

@@ -1,12 +1,5 @@
 #include "serve/engine/job.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/sort.h"
-#include "base/thread.h"
-
 enum { MAX_IDS = 1 << 20, NS_PER_SECOND = 1000000000 };
 
 /* Events on their way into a window, in the model's numbers. */

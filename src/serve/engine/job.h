@@ -5,9 +5,6 @@
  * in the memory of its answer and ends with it. */
 #pragma once
 
-#include <pthread.h>
-
-#include "base/mem.h"
 #include "serve/engine/served.h"
 
 /* Of an answer; engine_answer_release frees it. */

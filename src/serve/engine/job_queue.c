@@ -1,9 +1,5 @@
 #include "serve/engine/job_queue.h"
 
-#include <string.h>
-
-#include "base/sort.h"
-
 /* Longest predicted wait that is admitted: LIMIT_S seconds, or NORMAL_TIMES the normal p99 wait,
  * whichever is longer.  NORMAL_JOBS is the normal p99 wait in job times: the lower bound of p99
  * queueing at a utilisation of 0.8. */

@@ -1,9 +1,5 @@
 #include "serve/engine/replicas.h"
 
-#include <stdio.h>
-
-#include "base/hash.h"
-
 status replicas_init(replicas *r, const char *name, int n, int32_t max_queue, size_t max_bytes) {
     *r = (replicas){0};
     for (; r->n < n; r->n++) {

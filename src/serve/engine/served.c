@@ -1,14 +1,5 @@
 #include "serve/engine/served.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/env.h"
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "ops/device.h"
 
 enum { PART = 256, POPULAR_NS = 1000000000, DEFAULT_BATCH = 64, DEFAULT_TOKENS = 8192 };

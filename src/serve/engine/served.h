@@ -5,7 +5,6 @@
  * and hold references: the last one frees it. */
 #pragma once
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "model/infer.h"

@@ -1,11 +1,5 @@
 #include "serve/engine/slot.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/thread.h"
 #include "serve/engine/replicas.h"
 
 double engine_bucket_s(int i) {

@@ -14,8 +14,6 @@
  * batch have the same model.  Any thread may call. */
 #pragma once
 
-#include <pthread.h>
-
 #include "serve/engine/job_queue.h"
 
 enum { SLOT_MAX_TAKEN = 4096 }; /* a batch at most */

@@ -1,9 +1,7 @@
 #include "serve/engine/tensor_group.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
-#include "base/text.h"
 #include "dist/ranks.h"
 #include "serve/engine/served.h"
 

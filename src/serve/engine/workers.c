@@ -1,9 +1,5 @@
 #include "serve/engine/workers.h"
 
-#include <pthread.h>
-
-#include "base/mem.h"
-
 typedef struct task {
     void (*fn)(void *ctx);
     void *ctx;

@@ -2,7 +2,7 @@
  * HTTP server never wait. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct workers workers;
 

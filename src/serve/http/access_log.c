@@ -1,16 +1,6 @@
 #include "serve/http/access_log.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <poll.h>
-#include <pthread.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/mem.h"
-#include "base/text.h"
-#include "base/thread.h"
 
 enum { FLUSH_NS = 200000000, FULL_BYTES = 64 << 10, POLL_MS = 50, CLOSE_NS = 500000000 };
 

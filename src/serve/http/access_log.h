@@ -4,7 +4,7 @@
  * it is full, and when the file cannot be written, they are dropped and counted.  Any thread. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct access_log access_log;
 

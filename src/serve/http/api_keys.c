@@ -1,12 +1,5 @@
 #include "serve/http/api_keys.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/mem.h"
-
 enum { MAX_FILE = 1 << 20 };
 
 typedef struct api_key {

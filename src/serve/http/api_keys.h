@@ -7,7 +7,7 @@
  * commas between them; a key without roles has all.  The file is read at the start.  Any thread. */
 #pragma once
 
-#include "base/status.h"
+#include "base/base.h"
 
 typedef struct api_keys api_keys;
 

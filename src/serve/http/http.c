@@ -10,19 +10,11 @@
 #include "serve/http/http.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/machine.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "serve/http/http_int.h"
 
 static int hex_digit(char c) {

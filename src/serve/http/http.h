@@ -11,8 +11,7 @@
  * Without libmicrohttpd http_start fails and says what to install. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 typedef struct http_server http_server;
 typedef struct http_stream http_stream;

@@ -1,10 +1,5 @@
 #include "serve/http/request.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "data/read/time_text.h"
 
 enum { DEFAULT_K = 10, MAX_DEADLINE_MS = 600000, MAX_USERS = 4096 };

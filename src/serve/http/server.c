@@ -2,19 +2,8 @@
 #include "serve/http/server.h"
 
 #include <arpa/inet.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-#include <strings.h>
 #include <sys/random.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/thread.h"
 #include "serve/http/server_int.h"
 
 enum {

@@ -1,12 +1,7 @@
 /* /v1/recommend, /v1/rank, /rerank and /v1/similar: read, ask the engine, write the answer and,
  * where it is asked for, the reasons. */
-#include <math.h>
 #include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/thread.h"
 #include "serve/http/server_int.h"
 
 /* A call that asks the engine; in the call's arena. */

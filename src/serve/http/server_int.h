@@ -5,10 +5,8 @@
  * call_fail is called once, on any thread. */
 #pragma once
 
-#include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/mem.h"
 #include "serve/engine/workers.h"
 #include "serve/http/api_keys.h"
 #include "serve/http/request.h"

@@ -1,10 +1,5 @@
 /* KServe v2 (Open Inference Protocol): inference over tensors, what describes the models, and what
  * Triton's tools (perf_analyzer) ask a server for. */
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/thread.h"
 #include "hstu.h"
 #include "serve/http/server_int.h"
 
@@ -210,7 +205,7 @@ static void answered(void *context, engine_answer *a) {
     if (atomic_fetch_sub(&q->n_left, 1) == 1) http_continue(q->c->x, reply, q);
 }
 
-static status read(call *c, inferring *q) {
+static status read_inputs(call *c, inferring *q) {
     const char *json_bytes = http_header(c->x, "Inference-Header-Content-Length");
     TRY(request_infer_read(&c->memory, c->x->body, c->x->n_body, json_bytes, &q->r));
     TRY(infer_asks_make(&c->memory, &q->r, &q->asks));
@@ -228,7 +223,7 @@ void serve_infer(call *c) {
     int model = call_path_model(c, &info);
     if (model < 0) return;
     status st = ARENA_NEW(&c->memory, &q, 1);
-    if (st == OK) st = read(c, q);
+    if (st == OK) st = read_inputs(c, q);
     if (st != OK) {
         call_fail_status(c, st);
         return;

@@ -1,7 +1,3 @@
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "serve/http/server_int.h"
 
 /* The last one stands for all others. */

@@ -1,7 +1,4 @@
 /* GET /v1/models, POST /v1/models/NAME/reload, /health, /v1/status and /metrics. */
-#include <string.h>
-
-#include "base/file.h"
 #include "serve/http/server_int.h"
 
 /* The members of a model's object. */

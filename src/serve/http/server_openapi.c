@@ -4,10 +4,6 @@
  * Paths, methods, parameters and roles are those of the table of routes; what it does not say, such
  * as schemas, is in server_openapi.json, whose operations have the names of the routes' functions.
  */
-#include <ctype.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "hstu.h"
 #include "serve/http/server_int.h"
 

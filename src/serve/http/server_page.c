@@ -2,10 +2,6 @@
  *
  * The page is server_page.html, in the program.  Each answer has a new nonce, which the page's own
  * script and style carry: the browser runs nothing else, and fetches from nowhere else. */
-#include <ctype.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/random.h>
 
 #include "serve/http/server_int.h"

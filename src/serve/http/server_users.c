@@ -1,6 +1,4 @@
 /* /v1/events and /v1/users. */
-#include <string.h>
-
 #include "serve/http/server_int.h"
 
 /* Events on their way, in the call's arena. */

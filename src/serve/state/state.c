@@ -1,20 +1,8 @@
 #include "serve/state/state.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/thread.h"
 #include "serve/state/state_db.h"
 #include "serve/state/state_tools.h"
 

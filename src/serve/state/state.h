@@ -11,7 +11,6 @@
  * (user_writer.h).  state_get_stats: any thread. */
 #pragma once
 
-#include "base/hash.h"
 #include "serve/engine/engine.h"
 
 typedef struct state state;

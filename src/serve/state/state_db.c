@@ -1,17 +1,5 @@
 #include "serve/state/state_db.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "data/set/seq_file.h"
 #include "serve/state/users.h"
 

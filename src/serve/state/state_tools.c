@@ -1,17 +1,7 @@
 #include "serve/state/state_tools.h"
 
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "serve/state/state_db.h"
 
 #if defined(HSTU_HAS_SQLITE)

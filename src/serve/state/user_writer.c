@@ -1,9 +1,5 @@
 #include "serve/state/user_writer.h"
 
-#include <stdlib.h>
-
-#include "base/mem.h"
-#include "base/thread.h"
 #include "serve/state/state_tools.h"
 
 enum { GROUP_CHANGES = 1024, QUEUE_BYTES = 64 << 20 };

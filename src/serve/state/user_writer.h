@@ -9,8 +9,6 @@
  * Without a folder changes live in memory: they are applied by the thread that submits them. */
 #pragma once
 
-#include <pthread.h>
-
 #include "serve/state/state.h"
 #include "serve/state/users.h"
 

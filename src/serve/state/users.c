@@ -1,15 +1,5 @@
 #include "serve/state/users.h"
 
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/sort.h"
-#include "base/thread.h"
-
 enum { NS_PER_SECOND = 1000000000 };
 
 /* Every event of a request has one, so it does without printf. */

@@ -1,18 +1,7 @@
 #include "train/files/checkpoint.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "dist/transport.h"
 #include "embed/snapshot.h"
 #include "format/safetensors.h"

@@ -9,7 +9,6 @@
  * trainer needs.  One thread at a time. */
 #pragma once
 
-#include "base/status.h"
 #include "config/metric_list.h"
 #include "data/set/batcher.h"
 #include "model/checkpoint_load.h"

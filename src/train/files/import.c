@@ -1,16 +1,8 @@
 #include "train/files/import.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/file.h"
 #include "base/map.h"
-#include "base/mem.h"
 #include "embed/snapshot.h"
 #include "model/export_file.h"
 #include "nn/dynamic.h"

@@ -1,12 +1,5 @@
 #include "train/files/run_config.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-
 enum { CONFIG_MAX_BYTES = 1 << 24, KEY_BYTES = 512, ARENA_BYTES = 16 << 10 };
 
 static status add_option(run_config *c, const char *key, const json_value *v) {

@@ -2,8 +2,6 @@
  * between runs, and between a run and what --resume makes of it. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
 #include "config/config.h"
 #include "format/json.h"
 

@@ -1,19 +1,8 @@
 #include "train/files/table_files.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
 #include "format/json.h"
 #include "ops/comm.h"
 #include "train/files/checkpoint.h"

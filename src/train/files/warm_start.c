@@ -1,15 +1,6 @@
 #include "train/files/warm_start.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
 #include "base/map.h"
-#include "base/mem.h"
 #include "embed/snapshot.h"
 #include "format/safetensors.h"
 #include "model/vocabulary.h"

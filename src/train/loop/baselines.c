@@ -3,11 +3,6 @@
  * counts are integers, so their sum is the same whoever counted. */
 #include "train/loop/baselines.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/mem.h"
 #include "model/infer.h"
 #include "model/pass.h"
 

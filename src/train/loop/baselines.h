@@ -7,8 +7,6 @@
  * part of the split alone.  The same numbers with any number of threads. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "data/set/split.h"
 #include "train/report/metrics.h"
 

@@ -1,15 +1,5 @@
 #include "train/loop/evaluate.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/thread.h"
 #include "nn/dynamic.h"
 #include "ops/comm.h"
 #include "train/loop/list_metrics.h"

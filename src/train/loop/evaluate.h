@@ -14,11 +14,7 @@
 #pragma once
 
 #include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-#include "base/status.h"
-#include "base/text.h"
 #include "config/metric_list.h"
 #include "format/json.h"
 #include "model/session.h"

@@ -1,10 +1,5 @@
 #include "train/loop/generated.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <string.h>
-
-#include "base/log.h"
 #include "data/set/seq_file.h"
 
 static bool has_text(const config_texts *texts, const char *text) {

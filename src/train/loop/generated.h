@@ -8,8 +8,6 @@
  * small compared with the capacities of the config. */
 #pragma once
 
-#include "base/status.h"
-#include "base/thread.h"
 #include "config/config.h"
 #include "data/set/seq_file.h"
 #include "data/synth/bench_data.h"

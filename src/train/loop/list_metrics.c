@@ -1,10 +1,5 @@
 #include "train/loop/list_metrics.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/mem.h"
-
 void list_metrics_fini(list_metrics *l) {
     incidence_fini(&l->in);
     mem_free(l->first_place);

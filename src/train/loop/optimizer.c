@@ -1,9 +1,5 @@
 #include "train/loop/optimizer.h"
 
-#include <math.h>
-
-#include "base/mem.h"
-#include "base/range.h"
 #include "ops/comm.h"
 
 const char *row_mode_name(row_mode rows) {

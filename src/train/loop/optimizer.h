@@ -7,9 +7,6 @@
  * One thread at a time; the backend and the parameters must outlive it. */
 #pragma once
 
-#include <stdint.h>
-
-#include "base/status.h"
 #include "config/config.h"
 #include "model/model.h"
 #include "nn/dynamic.h"

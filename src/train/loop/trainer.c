@@ -1,16 +1,5 @@
 #include "train/loop/trainer.h"
 
-#include <inttypes.h>
-#include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "base/range.h"
-#include "base/thread.h"
 #include "model/trained.h"
 #include "train/loop/trainer_log.h"
 

@@ -9,10 +9,7 @@
 #pragma once
 
 #include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-#include "base/status.h"
 #include "model/session.h"
 #include "train/loop/evaluate.h"
 #include "train/loop/optimizer.h"

@@ -1,17 +1,6 @@
 #include "train/loop/trainer_log.h"
 
-#include <inttypes.h>
-#include <limits.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include "base/file.h"
-#include "base/log.h"
 #include "base/machine.h"
-#include "base/mem.h"
 #include "train/files/run_config.h"
 #include "train/loop/baselines.h"
 #include "train/report/report.h"

@@ -2,8 +2,6 @@
  * observer.  Inside the trainer only: trainer.c trains, trainer_log.c writes what it did. */
 #pragma once
 
-#include "base/log.h"
-#include "base/text.h"
 #include "dist/leaf_step.h"
 #include "format/json.h"
 #include "model/session.h"

@@ -1,15 +1,5 @@
 #include "train/report/bootstrap.h"
 
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/sort.h"
 #include "format/json.h"
 
 int bootstrap_weight(uint64_t user, int replicate) {

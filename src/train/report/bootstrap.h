@@ -6,7 +6,6 @@
  * is better (docs/evaluation.md).  Values; any thread. */
 #pragma once
 
-#include "base/status.h"
 #include "train/report/metrics.h"
 
 enum { BOOTSTRAP_MAX = 1000, BOOTSTRAP_MIN = 200 }; /* replicates */

@@ -1,11 +1,5 @@
 #include "train/report/metrics.h"
 
-#include <math.h>
-#include <string.h>
-
-#include "base/mem.h"
-#include "base/sort.h"
-
 /* A small corpus has no position 2501: there only n_corpus + 1 identifies a seen target. */
 int32_t position_counted(int32_t position, int64_t n_corpus) {
     bool is_hit = position >= 1 && position <= POSITION_LAST && position <= n_corpus;

@@ -5,7 +5,6 @@
  * is exact.  A value belongs to one thread at a time. */
 #pragma once
 
-#include "base/status.h"
 #include "config/metric_list.h"
 
 /* A target's position counts from 1 in the list of all candidates.  The research protocol lists the

@@ -1,11 +1,5 @@
 #include "train/report/report.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "base/file.h"
-#include "base/log.h"
 #include "train/report/run_log.h"
 
 status html_text(const char *text, buf *out) {

@@ -7,8 +7,7 @@
  * replaced atomically: a browser that reloads never sees half a page. */
 #pragma once
 
-#include "base/status.h"
-#include "base/text.h"
+#include "base/base.h"
 
 status report_write(const char *run);
 

@@ -1,16 +1,8 @@
 #include "train/report/run_log.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "config/metric_list.h"
 
 enum { LOG_MAX_BYTES = 1 << 30, LINE_ARENA_BYTES = 4096 };

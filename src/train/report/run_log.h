@@ -6,8 +6,6 @@
  * take logs that may be old or damaged: a missing value is NAN, a missing line NULL. */
 #pragma once
 
-#include "base/mem.h"
-#include "base/status.h"
 #include "format/json.h"
 
 typedef struct run_log {

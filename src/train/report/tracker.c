@@ -1,19 +1,5 @@
 #include "train/report/tracker.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "base/file.h"
-#include "base/hash.h"
-#include "base/mem.h"
-#include "base/text.h"
 #include "format/json.h"
 #include "train/files/run_config.h"
 #include "train/report/run_log.h"

@@ -13,7 +13,6 @@
  * a kill tears one line at most. */
 #pragma once
 
-#include "base/status.h"
 #include "format/event_file.h"
 
 /* Where to; each may be NULL. */

@@ -2,8 +2,6 @@
  * of a pair of times, the tiles of ops/mask_rule.h; and the stores of fragments. */
 #pragma once
 
-#include <stdint.h>
-
 #include "ops/attn_mask.h"
 #include "ops/mask_rule.h"
 #include "ops/time_bucket.h"
