@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""hstu_attn_varlen_func against its formula in torch, values and gradients, on the CPU or a GPU.
+"""The attention functions, also on graphs, against their formulas in torch, values and gradients, on the CPU or a GPU.
 
 usage: check_torch.py [DEVICE [TYPE]]     cpu or cuda; float32, bfloat16 or float16 alone
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import hstu
 from hstu.attention import hstu_attn_qkvpacked_func, hstu_attn_varlen_func, hstu_softmax_attn_varlen_func
+from hstu.graph_attention import Graph, gat, graph_attn, sddmm, spmm
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 TYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
@@ -311,15 +312,94 @@ def softmax_refusals():
             sys.exit(f"check_torch.py: {given}: not refused")
 
 
+def graph_case(seed, dtype):
+    """Attention on a random graph with an empty row, of every weight function and reduction, values and gradients."""
+    g = torch.Generator().manual_seed(seed)
+    n, m, heads, dim = 17, 13, 1 + seed % 3, 8
+    dense = torch.rand(n, m, generator=g) < 0.3
+    dense[3] = False
+    row, col = dense.nonzero(as_tuple=True)
+    degree = dense.sum(1)
+    graph = Graph(torch.cat([torch.zeros(1, dtype=torch.long), degree.cumsum(0)]), col, m)
+    weight, reduce = (("softmax", "sum"), ("softmax", "mean"), ("silu", "sum"), ("silu", "max"), ("sigmoid", "mean"),
+                      ("identity", "sum"), ("identity", "max"))[seed % 7]
+    given = [(name, torch.randn(shape, generator=g).to(dtype if name in "qkv" else torch.float32))
+             for name, shape in (("q", (n, heads, dim)), ("k", (m, heads, dim)), ("v", (m, heads, dim)), ("left", (n, heads)),
+                                 ("right", (m, heads)), ("bias", (len(col), heads) if seed % 2 else (len(col),)))
+             if name == "v" or seed >> (0 if name in "qk" else 1 + ("left", "right", "bias").index(name)) & 1]
+    dout, dweights = torch.randn(n, heads, dim, generator=g).to(dtype), torch.randn(len(col), heads, generator=g)
+
+    def formula(t):
+        x = torch.zeros(len(col), heads, dtype=t["v"].dtype) + (len(t) == 1)
+        x = x + (0.4 * (t["q"][row] * t["k"][col]).sum(-1) if "q" in t else 0)
+        x = x + (t["left"][row] if "left" in t else 0) + (t["right"][col] if "right" in t else 0)
+        x = x + (t["bias"].reshape(len(col), -1) if "bias" in t else 0)
+        x = torch.where(x < 0, 0.2 * x, x)
+        if weight == "softmax":
+            w = x.exp() / torch.zeros(n, heads, dtype=x.dtype).index_add(0, row, x.exp())[row]
+        else:
+            w = {"silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda y: y}[weight](x)
+        terms, out = w[..., None] * t["v"][col], torch.zeros(n, heads, dim, dtype=x.dtype)
+        if reduce == "max":
+            return out.scatter_reduce(0, row[:, None, None].expand_as(terms), terms, "amax", include_self=False), w
+        out = out.index_add(0, row, terms)
+        return out / degree.clamp(min=1)[:, None, None] if reduce == "mean" else out, w
+
+    ours = {name: x.detach().clone().to(DEVICE).requires_grad_() for name, x in given}
+    exact = {name: x.detach().double().clone().requires_grad_() for name, x in given}
+    results = []
+    for leaves, (out, w) in ((ours, graph_attn(graph, **ours, weight=weight, reduce=reduce, alpha=0.4, slope=0.2, needs_weights=True)),
+                             (exact, formula(exact))):
+        loss = (out.double().cpu() * dout.double()).sum() + (w.double().cpu() * dweights.double()).sum()
+        loss.backward()
+        results.append({"out": out, "weights": w, **{"d" + name: x.grad for name, x in leaves.items()}})
+    limit = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    for name, want in results[1].items():
+        error = ((results[0][name].double().cpu() - want).abs().max() / (1 + want.abs().max())).item()
+        if not error < limit:
+            sys.exit(f"check_torch.py: graph {weight} {reduce}, case {seed}, {dtype}: {name} is off by {error}, limit {limit}")
+
+
+def graph_operators():
+    """torch's checkers, torch.compile, the short forms, and what is refused."""
+    graph = Graph([0, 2, 2, 5], [0, 2, 0, 1, 3], 4)
+    q, k, v = (torch.randn(size, 2, 8, device=DEVICE).requires_grad_() for size in (3, 4, 4))
+    if hasattr(torch.library, "opcheck"):
+        torch.library.opcheck(torch.ops.hstu.graph_attn.default, (q, k, v, None, None, None, graph.number, 0, 0, 0.3, 1.0, True))
+    compiled = torch.compile(lambda q, k, v: graph_attn(graph, q, k, v), backend="aot_eager")(q, k, v)
+    if not torch.equal(compiled, graph_attn(graph, q, k, v)):
+        sys.exit("check_torch.py: graph_attn compiled is another")
+    values = sddmm(graph, q[:, 0], k[:, 0])
+    product = torch.sparse_csr_tensor(graph.indptr, graph.indices, values.detach().cpu(), (3, 4)) @ v[:, 0].detach().cpu()
+    if not torch.allclose(spmm(graph, v[:, 0], values).detach().cpu(), product, atol=1e-4):
+        sys.exit("check_torch.py: spmm is not the product")
+    ones = graph_attn(graph, v=v, left=torch.zeros(3, 2, device=DEVICE), weight="softmax")
+    if not torch.equal(gat(graph, *(torch.zeros(size, 2, device=DEVICE) for size in (3, 4)), v), ones):
+        sys.exit("check_torch.py: gat is not graph_attn")
+    for part, wrong in (("column 1 twice", lambda: Graph([0, 2], [1, 1], 3)), ("q and k go together", lambda: graph_attn(graph, q=q)),
+                        ("(4, 2, ?)", lambda: graph_attn(graph, v=v[:3], bias=torch.zeros(5, 2, device=DEVICE))),
+                        ("indptr ends with 3", lambda: Graph([0, 3], [1], 3)),
+                        ("weight is 'soft'", lambda: graph_attn(graph, v=v, weight="soft"))):
+        try:
+            wrong()
+        except hstu.UsageError as e:
+            if part not in str(e):
+                sys.exit(f"check_torch.py: says '{e}', not '{part}'")
+        else:
+            sys.exit(f"check_torch.py: not refused: {part}")
+
+
 for dtype in TYPES:
     for seed in range(50):
         one_case(seed, dtype)
         softmax_case(seed, dtype)
+        graph_case(seed, dtype)
 packed_and_compiled()
 func_of_three_dimensions()
 pages_and_orders()
 refusals()
 softmax_refusals()
+graph_operators()
 numeric_gradients()
 print(f"50 cases of {', '.join(str(t) for t in TYPES)} on {DEVICE}, torch {torch.__version__}")
 print("ok")
