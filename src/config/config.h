@@ -201,6 +201,7 @@ typedef struct config_network {
     bool has_relative_bias;
     config_user_norm user_norm;
     bool has_user_features, has_action_input, has_first_loss; /* ours */
+    const char *target_actions; /* of retrieval: "purchase,cart"; "" or NULL: all */
 } config_network;
 
 /* Groups of parameters without weight decay; the order is that of the choices. */

@@ -426,6 +426,9 @@ const option option_table[] = {
     TYPED("train_fn.first_item_loss", OPT_BOOL, OPT_OURS, IN(network.has_first_loss), "False",
           "The last contextual token predicts the first item of the history, so that users of whom "
           "only features are known get a list of the model's."),
+    TYPED("train_fn.target_actions", OPT_TEXT, OPT_OURS, IN(network.target_actions), "''",
+          "Learn to predict events of these actions only, by name or code ('purchase,cart'); the "
+          "history keeps all. Empty: all events."),
     TYPED("train_fn.action_input", OPT_BOOL, OPT_OURS, IN(network.has_action_input), "False",
           "Add the row of an event's action to the event's token."),
     INT_OURS(

@@ -484,6 +484,7 @@ static layout_config plan_of(const model *m, const config *c, const model_limits
                            .has_actions = in->n_actions > 0 && !in->adds_actions,
                            .adds_actions = in->adds_actions,
                            .has_candidates = has_candidates,
+                           .target_actions = l->target_actions,
                            .has_first_loss =
                                !m->is_ranking && in->n_context > 0 && c->network.has_first_loss,
                            .has_context_mask = has_candidates && in->n_context > 0 &&

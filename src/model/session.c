@@ -99,6 +99,14 @@ static void set_batches(session *s) {
         s->eval_batch = (int32_t)c->eval_user_max_batch_size;
 }
 
+static status choose_targets(session *s) {
+    status st =
+        seq_actions_parse(s->data, s->config->network.target_actions, &s->limits.target_actions);
+    if (st == OK && s->limits.target_actions != 0 && s->config->task == TASK_RANKING)
+        st = fail(ERR_CONFIG, "they are for retrieval; ranking learns all actions");
+    return st == OK ? OK : fail_prefix(st, "target actions");
+}
+
 /* A model for batches of so many users. */
 static status open_model(session *s, int32_t max_users, bool can_list) {
     const config *c = s->config;
@@ -106,6 +114,7 @@ static status open_model(session *s, int32_t max_users, bool can_list) {
     TRY(config_check_trainable(c));
     TRY(check_sizes(s));
     set_limits(s, max_users);
+    if (can_list) TRY(choose_targets(s));
     s->limits.can_list = can_list;
     if (c->task == TASK_RANKING) TRY(check_ranking(s));
     config_dtype dtype = c->network.dtype;

@@ -254,8 +254,14 @@ static void put_losses(user_layout *l, int32_t token, int32_t event, int32_t n) 
     p->n_loss += n;
 }
 
+/* Whether event i of a batch is one that retrieval learns to predict. */
+static bool is_label(const layout_config *c, const batch *b, int32_t i) {
+    return action_in(c->target_actions, b->action[i]);
+}
+
 /* The loss of a token that predicts the item of an event. */
 static void put_item_loss(user_layout *l, int32_t token, int32_t event, int32_t position) {
+    if (!is_label(&l->p->config, l->b, l->first + event)) return;
     int32_t label = (int32_t)l->b->item[l->first + event] - 1;
     if (l->has_no_row != NULL && l->has_no_row[label])
         l->p->n_unlabelled++;
@@ -756,8 +762,9 @@ int64_t batch_layout_count_loss(const layout_config *c, const batch *b) {
         int32_t n_history = length - n_targets, first = c->has_candidates ? n_history : 0;
         for (int32_t i = first; i < length && c->is_ranking; i++)
             n += b->action[b->offsets[u] + i] != ACTION_UNKNOWN;
-        if (!c->is_ranking) n += n_history < length ? n_history : length > 0 ? length - 1 : 0;
-        n += c->has_first_loss && length > 0;
+        int32_t last = n_history < length ? n_history : length - 1;
+        for (int32_t i = !c->has_first_loss; i <= last && !c->is_ranking; i++)
+            n += is_label(c, b, b->offsets[u] + i);
     }
     return n;
 }
@@ -772,7 +779,9 @@ int64_t batch_layout_list_labels(const layout_config *c, const batch *b, const u
         int32_t first = b->offsets[u] + !c->has_first_loss;
         for (int32_t i = first; i <= b->offsets[u] + n_inputs && i < end; i++) {
             uint32_t row = b->item[i] - 1;
-            if (row >= (uint32_t)c->n_items || (has_no_row != NULL && has_no_row[row])) continue;
+            if (!is_label(c, b, i) || row >= (uint32_t)c->n_items ||
+                (has_no_row != NULL && has_no_row[row]))
+                continue;
             label[n++].key = row;
         }
     }

@@ -40,8 +40,9 @@ typedef struct layout_config {
     bool adds_actions;   /* actions are added to the tokens of their items; not with has_actions */
     bool has_candidates; /* ranking: the batch's targets are candidates */
     bool has_first_loss; /* retrieval: only where there are contextual tokens */
-    bool has_context_mask; /* contextual tokens see the whole history */
-    bool has_times;        /* for the time bias */
+    uint64_t target_actions; /* retrieval: bits of the actions whose events are labels; 0: all */
+    bool has_context_mask;   /* contextual tokens see the whole history */
+    bool has_times;          /* for the time bias */
     int32_t n_items, n_actions, n_context;
     const int32_t *n_context_values; /* (F) */
     int32_t n_labels; /* ranking: actions that can be labels, 0..n_labels-1; 0: any (bits) */

@@ -106,6 +106,7 @@ typedef struct model_limits {
     int32_t max_users;                /* B of the largest batch of any pass */
     int32_t max_events;               /* history and targets of a user: max_history + max_targets */
     int64_t time_per_second;
+    uint64_t target_actions; /* bits of the actions whose events are labels of retrieval; 0: all */
     const struct seq_file *content; /* whose items' content rows are made of (nn/item_content.h);
                                        NULL: items have rows of their own alone */
     struct comm *tensor;   /* the ranks that share every layer by its heads (layer.h); NULL:

@@ -70,6 +70,16 @@ TEST(plan_of_added_actions) {
     sort_pair listed[4];
     CHECK_EQ(batch_layout_list_labels(&p->config, &b.b, NULL, listed), 4);
     CHECK(listed[0].key == 10 && listed[3].key == 13);
+    /* Only events of actions 1 and 3 are labels. */
+    p->config.target_actions = 1 << 1 | 1 << 3;
+    CHECK_OK(batch_layout_build(p, t.be, &b.b,
+                                &(layout_request){.purpose = LAYOUT_TRAIN, .grad_scale = 1}));
+    CHECK_EQ(p->n_loss, 2);
+    CHECK(p->label.host[0] == 11 && p->loss_token.host[0] == 2);
+    CHECK(p->label.host[1] == 13 && p->loss_token.host[1] == 4);
+    CHECK_EQ(batch_layout_count_loss(&p->config, &b.b), 2);
+    CHECK_EQ(batch_layout_list_labels(&p->config, &b.b, NULL, listed), 2);
+    p->config.target_actions = 0;
     static const int64_t keys[] = {5, 5, 5, 6, 7}, queries[] = {5, 5, 6, 7, 8};
     CHECK(memcmp(p->key_time.host, keys, sizeof keys) == 0);
     CHECK(memcmp(p->query_time.host, queries, sizeof queries) == 0);

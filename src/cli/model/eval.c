@@ -16,7 +16,7 @@ static const char *const parts[] = {"test", "validation", NULL};
 
 typedef struct eval_args {
     const char *path, *checkpoint, *data, *device;
-    const char *metrics, *lists, *out, *by, *per_user;
+    const char *metrics, *lists, *out, *by, *per_user, *target_actions;
     int64_t window, eval_users;
     bool is_json, has_baselines, keeps_seen;
     bool is_data_found; /* that of the run */
@@ -197,13 +197,19 @@ static status measure(report *o, trained *t, const work *w) {
     return st;
 }
 
-static status evaluate(const eval_args *a, trained *t, const work *w) {
+static status evaluate(eval_args *a, trained *t, const work *w) {
     static baseline room[N_BASELINES]; /* too large for the stack */
     static eval_groups groups;
     report o = {.a = a,
                 .t = t,
                 .baselines = a->has_baselines ? room : NULL,
                 .groups = a->by != NULL ? &groups : NULL};
+    uint64_t *actions = &a->split.rule.target_actions;
+    if (a->target_actions != NULL)
+        TRY(seq_actions_parse(t->session.data,
+                              strcmp(a->target_actions, "all") == 0 ? "" : a->target_actions,
+                              actions));
+    a->keeps_seen |= *actions != 0; /* what is bought was often looked at before */
     TRY(measure(&o, t, w));
     if (!comm_is_first(w->comm)) return OK; /* rank 0 speaks for all */
     return a->is_json ? print_json(&o) : print_text(&o);
@@ -221,6 +227,7 @@ static status choose_split(eval_args *a, const checkpoint_origin *origin) {
         a->split_args.has_validation = false;
     TRY(split_args_read(&a->split_args, &a->split));
     a->split.rule.n_sample = a->eval_users;
+    a->split.rule.target_actions = origin->split.rule.target_actions;
     return split_check_unseen(&origin->split.rule, &a->split.rule, part_of(a));
 }
 
@@ -317,6 +324,9 @@ status cmd_eval(int argc, char **argv) {
                  "Rejected if it would test on training events."),
         OPT_TEXT("--time-cut", &a.split_args.time_cut, "T", SPLIT_TIME_HELP),
         OPT_TEXT("--test-file", &a.split_args.test_file, "DIR", SPLIT_FILE_HELP),
+        OPT_TEXT("--target-action", &a.target_actions, "ACTION,...",
+                 "Evaluate only users whose target has one of these actions, by name or code, with "
+                 "--keep-seen; all: whatever the action is (default: as the run was trained)."),
         OPT_INT("--eval-users", &a.eval_users, "N", 1, INT32_MAX, EVAL_USERS_HELP),
         OPT_FLAG("--baselines", &a.has_baselines,
                  "Also evaluate popularity, popularity in the week before the newest training "

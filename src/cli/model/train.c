@@ -247,7 +247,7 @@ static const char *const wires[] = {"float32", "bfloat16", NULL};
 static const char *const batch_pers[] = {"rank", "step", NULL};
 
 typedef struct train_args {
-    const char *file, *task, *data, *device, *init_from, *epochs_of;
+    const char *file, *task, *data, *device, *init_from, *epochs_of, *target_actions;
     char data_room[RUN_DATA_BYTES];
     bool is_deterministic;
     const char *nccl;
@@ -615,6 +615,7 @@ static status run(train_args *args) {
         c->trainer.max_train_iters = CONFIG_NONE;
     }
     if (args->options.max_steps > 0) c->trainer.max_train_iters = args->options.max_steps;
+    if (args->target_actions != NULL) c->network.target_actions = args->target_actions;
     if (args->sequence > 0) c->trainer.sequence_parallel = args->sequence;
     if (args->wire >= 0) c->trainer.wire = args->wire == 1 ? WIRE_BFLOAT16 : WIRE_FLOAT32;
     set_start(args, c);
@@ -664,6 +665,10 @@ status cmd_train(int argc, char **argv) {
         OPT_TEXT("--epochs-of", &args.epochs_of, "RUN",
                  "As many epochs, or steps, as another run needed for its best evaluation on "
                  "validation: with --split none, how long to train on everything."),
+        OPT_TEXT("--target-action", &args.target_actions, "ACTION,...",
+                 "Retrieval: learn to predict, and evaluate on, events of these actions only, by "
+                 "name or code; the history keeps all events, and their items stay in the ranking. "
+                 "Same as train_fn.target_actions."),
         OPT_FLAG("--resume", &o->is_resume,
                  "Resume from RUN's last checkpoint. The config file is optional; pass the same "
                  "--device and --deterministic."),

@@ -416,6 +416,39 @@ uint32_t seq_find_value(const context_feature *f, const char *text, size_t n) {
     return 0;
 }
 
+status seq_actions_parse(const seq_file *s, const char *text, uint64_t *set) {
+    *set = 0;
+    for (const char *at = text; at != NULL && *text != '\0';) {
+        size_t n = strcspn(at, ",");
+        int64_t code;
+        uint16_t action;
+        if (!seq_find_action(s, at, n, &action)) {
+            if (!seq_id_number(at, n, &code) || code < 0) code = UINT16_MAX;
+            action = code < UINT16_MAX ? (uint16_t)code : UINT16_MAX;
+        }
+        if (action >= 64 || action >= action_kind_count(s->actions))
+            return fail(ERR_USAGE, "there is no action '%.*s' below 64 in %s; %s%.200s",
+                        (int)(n < 60 ? n : 60), at, s->path,
+                        s->action_map != NULL ? "it has " : "give its number, as 'hstu info' shows",
+                        s->action_map != NULL ? s->action_map : "");
+        *set |= (uint64_t)1 << action;
+        at = at[n] == ',' ? at + n + 1 : NULL;
+    }
+    return OK;
+}
+
+const char *seq_actions_text(const seq_file *s, uint64_t set, char text[SEQ_ACTIONS_BYTES]) {
+    size_t n = 0;
+    text[0] = '\0';
+    for (uint16_t a = 0; a < 64 && n + SEQ_TASK_BYTES + 2 < SEQ_ACTIONS_BYTES; a++) {
+        char name[SEQ_TASK_BYTES];
+        if (!(set >> a & 1)) continue;
+        if (!seq_action_name(s, a, name)) snprintf(name, sizeof name, "%d", a);
+        n += (size_t)snprintf(text + n, SEQ_ACTIONS_BYTES - n, "%s%s", n > 0 ? ", " : "", name);
+    }
+    return text;
+}
+
 bool seq_find_action(const seq_file *s, const char *name, size_t n, uint16_t *out) {
     named_action a;
     for (const char *at = s->action_map; next_action(&at, &a);)

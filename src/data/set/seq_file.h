@@ -166,6 +166,17 @@ double seq_rating(const seq_file *s, uint16_t action);
 /* The action of a rating; false if the data have none, or not this one. */
 bool seq_find_rating(const seq_file *s, double rating, uint16_t *out);
 
+/* Whether an action is in a set of bits; 0 is the set of all. */
+static inline bool action_in(uint64_t set, uint16_t action) {
+    return set == 0 || (action < 64 && set >> action & 1);
+}
+
+/* The set of actions of a text, "purchase,3": names of the map, or codes below 64; "": all.
+ * ERR_USAGE names the one that the data do not have.  And back, in words. */
+status seq_actions_parse(const seq_file *s, const char *text, uint64_t *set);
+enum { SEQ_ACTIONS_BYTES = 256 };
+const char *seq_actions_text(const seq_file *s, uint64_t set, char text[SEQ_ACTIONS_BYTES]);
+
 /* The number of a feature's value; 0: there is no such value. */
 uint32_t seq_find_value(const context_feature *f, const char *text, size_t n);
 

@@ -112,23 +112,32 @@ void split_record_write(const split_record *r, json_writer *w) {
     time_text(r->rule.time_cut, cut, sizeof cut);
     if (r->rule.kind == SPLIT_TIME) json_key_string(w, "time_cut", cut);
     if (r->rule.n_sample > 0) json_key_int(w, "eval_users", r->rule.n_sample);
+    if (r->rule.target_actions != 0) {
+        snprintf(hex, sizeof hex, "%016" PRIx64, r->rule.target_actions);
+        json_key_string(w, "target_actions", hex);
+    }
     if (r->rule.kind != SPLIT_TEST_FILE) return;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->test_data);
     json_key_string(w, "test_file", r->test_file);
     json_key_string(w, "test_data", hex);
 }
 
-static status read_test_file(split_record *out, const json_value *object) {
-    const char *path, *hex;
+static status read_hex(const json_value *object, const char *name, uint64_t *out) {
+    const char *hex;
     char end;
+    TRY(json_member_string(object, name, &hex));
+    if (strlen(hex) == 16 && strspn(hex, "0123456789abcdef") == 16 &&
+        sscanf(hex, "%" SCNx64 "%c", out, &end) == 1)
+        return OK;
+    return fail(ERR_FORMAT, "'%s' is no number of 16 hexadecimal digits", name);
+}
+
+static status read_test_file(split_record *out, const json_value *object) {
+    const char *path;
     TRY(json_member_string(object, "test_file", &path));
-    TRY(json_member_string(object, "test_data", &hex));
     if (strlen(path) >= sizeof out->test_file) return fail(ERR_FORMAT, "'test_file' is too long");
     memcpy(out->test_file, path, strlen(path) + 1);
-    if (strlen(hex) != 16 || strspn(hex, "0123456789abcdef") != 16 ||
-        sscanf(hex, "%" SCNx64 "%c", &out->test_data, &end) != 1)
-        return fail(ERR_FORMAT, "'test_data' is no fingerprint");
-    return OK;
+    return read_hex(object, "test_data", &out->test_data);
 }
 
 /* A date; a number of seconds in runs of before 0.2. */
@@ -156,6 +165,8 @@ status split_record_read(split_record *out, const json_value *object) {
         kind != SPLIT_NONE)
         out->rule.has_validation = validation->boolean;
     if (kind == SPLIT_TIME) TRY(read_time_cut(&out->rule, object));
+    if (json_member(object, "target_actions") != NULL)
+        TRY(read_hex(object, "target_actions", &out->rule.target_actions));
     if (json_member(object, "eval_users") != NULL)
         TRY(json_member_int(object, "eval_users", &out->rule.n_sample));
     if (out->rule.n_sample < 0) return fail(ERR_FORMAT, "'eval_users' is below 0");
@@ -302,6 +313,9 @@ static void collect_users(split_users *u, const split *s, split_part part) {
     u->n = u->n_too_short = 0;
     for (uint64_t user = 0; user < s->data->n_users; user++) {
         if (split_range(s, part, user, &range)) {
+            if (part != PART_TRAIN && range.end > range.begin &&
+                !action_in(s->rule.target_actions, s->data->action[range.end - 1]))
+                continue;
             if (u->user != NULL) u->user[u->n] = user;
             u->n++;
         } else if (has_user(s, part, user)) {
@@ -343,6 +357,9 @@ status split_users_init(split_users *out, const split *s, split_part part) {
                     "%s has no validation part; --validate or --split leave-two-out make one",
                     split_kind_name(s->rule.kind));
     collect_users(out, s, part);
+    if (out->n == 0 && s->rule.target_actions != 0 && part != PART_TRAIN)
+        return fail(ERR_USAGE, "no event of the %s part has a target action",
+                    split_part_name(part));
     if (out->n < s->data->n_users) {
         TRY(MEM_NEW_RAW(&out->user, out->n));
         collect_users(out, s, part);

@@ -37,9 +37,10 @@ typedef enum { PART_TRAIN, PART_VALIDATION, PART_TEST } split_part;
 
 typedef struct split_rule {
     split_kind kind;
-    bool has_validation; /* leave-two-out always has it, leave-one-out never */
-    int64_t time_cut;    /* SPLIT_TIME: seconds since 1970; training sees earlier events only */
-    int64_t n_sample;    /* users of a held-out part that are evaluated; 0: all */
+    bool has_validation;     /* leave-two-out always has it, leave-one-out never */
+    int64_t time_cut;        /* SPLIT_TIME: seconds since 1970; training sees earlier events only */
+    uint64_t target_actions; /* bits of the actions whose events are held-out targets; 0: all */
+    int64_t n_sample;        /* users of a held-out part that are evaluated; 0: all */
 } split_rule;
 
 /* The rule of a kind without validation (leave-two-out: with it), and a time cut of 0. */

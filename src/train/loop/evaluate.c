@@ -516,7 +516,7 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
     if (st == OK) st = batcher_create(&e->batches, s->data, &c);
     if (st == OK) batcher_save(e->batches, &e->first);
     if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
-    if (st == OK) st = evaluator_choose(e, NULL, false);
+    if (st == OK) st = evaluator_choose(e, NULL, rule.target_actions != 0);
     if (st == OK)
         *out = e;
     else
@@ -923,7 +923,8 @@ static bool holds_every_history(const session *s) {
 
 static const char *seen_text(const protocol *p, char text[TEXT_BYTES]) {
     bool keeps_seen = p->result != NULL ? p->result->keeps_seen : p->keeps_seen;
-    if (keeps_seen) return "none, items of the history stay in the ranking";
+    if (keeps_seen || (p->result == NULL && p->rule.target_actions != 0))
+        return "none, items of the history stay in the ranking";
     if (holds_every_history(p->session)) return "items of all events before the target";
     snprintf(text, TEXT_BYTES, "items of the last %d events before the target",
              p->session->max_history);
@@ -951,6 +952,11 @@ void protocol_write(const protocol *p, json_writer *w) {
         if (p->result != NULL) json_key_int(w, "repeated_targets", p->result->n_repeated);
     }
     json_key_string(w, "ties", is_retrieval ? position_ties : score_ties);
+    if (p->rule.target_actions != 0) {
+        char names[SEQ_ACTIONS_BYTES];
+        json_key_string(w, "target_actions",
+                        seq_actions_text(p->session->data, p->rule.target_actions, names));
+    }
     if (p->rule.n_sample > 0) json_key_int(w, "eval_users", p->rule.n_sample);
     json_object_close(w);
 }
@@ -980,7 +986,11 @@ status protocol_describe(const protocol *p, buf *out) {
     char text[TEXT_BYTES], rule[SPLIT_TEXT_BYTES];
     TRY(buf_printf(out, "  Split     %s, %s part\n", split_rule_text(&p->rule, rule),
                    split_part_name(p->part)));
-    TRY(buf_printf(out, "  Target    %s\n", target_text(p, text)));
+    char names[SEQ_ACTIONS_BYTES] = "";
+    if (p->rule.target_actions != 0)
+        seq_actions_text(p->session->data, p->rule.target_actions, names);
+    TRY(buf_printf(out, "  Target    %s%s%s\n", target_text(p, text),
+                   names[0] != '\0' ? ", of the actions " : "", names));
     if (p->rule.n_sample > 0)
         TRY(buf_printf(out, "  Users     a fixed random sample of %" PRId64 " (--eval-users)\n",
                        p->rule.n_sample));

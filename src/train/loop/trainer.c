@@ -700,6 +700,7 @@ static status choose_split(trainer *t) {
         *chosen = t->o->split;
     else
         chosen->rule = session_split(t->s->config, t->o->has_validation);
+    chosen->rule.target_actions = t->s->limits.target_actions;
     chosen->rule.n_sample = is_resumed ? before.rule.n_sample : n;
     if (chosen->rule.n_sample > 0 && chosen->rule.kind == SPLIT_NONE)
         return fail(ERR_USAGE, "--split none holds nothing out: leave --eval-users out");

@@ -447,6 +447,44 @@ TEST(train_learns_what_features_alone_say) {
     free(text);
 }
 
+/* A model of what is bought: users look at items, and buy those of the other kind. */
+TEST(train_predicts_target_actions) {
+    free(shell(0,
+               "awk 'BEGIN { print \"user,item,time,event\"; for (u = 1; u <= 120; u++) for (i = "
+               "0; i < 9; i++) print u \",\" 1 + (i % 3 == 2 ? 20 : 0) + (7 * u + 11 * i) % 20 "
+               "\",\" 1000 * u + i \",\" (i % 3 == 2 ? \"buy\" : \"view\") }' > e.csv"));
+    free(said(0, "prep csv --input e.csv --action-map view=0,buy=1 --out shop"));
+    char *text = said(0, "train --data shop --out buys --epochs 15 --target-action buy");
+    CHECK_CONTAINS(text, "the last event of each user, of the actions buy");
+    CHECK_CONTAINS(text, "none, items of the history stay in the ranking");
+    free(text);
+    text = said(0, "eval buys");
+    CHECK_CONTAINS(text, "of the actions buy\n");
+    CHECK_CONTAINS(text, ": 120 users, ");
+    free(text);
+    text = said(2, "eval buys --target-action view");
+    CHECK_CONTAINS(text, "no event of the test part has a target action");
+    free(text);
+    free(said(0, "eval buys --target-action all"));
+    text = said(0, "recommend buys --history 3,5 -k 10 --format csv");
+    int n = 0, n_bought = 0;
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        int rank, item; /* user,rank,id,score,title,source */
+        if (sscanf(line, ",%d,%d,", &rank, &item) != 2) continue;
+        n++;
+        n_bought += item > 20;
+    }
+    CHECK(n == 10 && n_bought == 10);
+    free(text);
+    text = said(2, "train --data shop --out x --target-action sell");
+    CHECK_CONTAINS(text, "there is no action 'sell' below 64");
+    CHECK_CONTAINS(text, "it has view=0,buy=1");
+    free(text);
+    text = said(2, "train configs/own/ranking.gin --data shop --out x --target-action buy");
+    CHECK_CONTAINS(text, "they are for retrieval");
+    free(text);
+}
+
 /* New items with features are recommended by them at once, without training: to users of even items
  * the even one first, to users of odd ones the odd one. */
 TEST(train_takes_weights_over_to_new_items) {

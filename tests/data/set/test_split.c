@@ -426,6 +426,7 @@ TEST(split_record_survives_json) {
                 snprintf(from.test_file, sizeof from.test_file, "/a/b \"c");
                 from.test_data = UINT64_C(0xfedcba9876543210);
             }
+            from.rule.target_actions = kind == SPLIT_TIME ? 0 : UINT64_C(1) << 63 | 5;
             json_begin(&w, &text, 0);
             json_object_open(&w);
             split_record_write(&from, &w);
@@ -434,6 +435,7 @@ TEST(split_record_survives_json) {
             CHECK_OK(read_back(&to, buf_str(&text)));
             CHECK(split_rule_is_same(&from.rule, &to.rule));
             CHECK_EQ(from.rule.n_sample, to.rule.n_sample);
+            CHECK_EQ(from.rule.target_actions, to.rule.target_actions);
             CHECK_STR(to.test_file, from.test_file);
             CHECK_EQ(to.test_data, from.test_data);
             buf_fini(&text);
@@ -458,7 +460,7 @@ TEST(split_record_survives_json) {
     CHECK_FAILS(read_back(&to, path), ERR_FORMAT, "too long");
     CHECK_FAILS(read_back(&to, "{\"split\":\"test-file\",\"test_file\":\"x\","
                                "\"test_data\":\"0123456789abcdef0\"}"),
-                ERR_FORMAT, "no fingerprint");
+                ERR_FORMAT, "hexadecimal digits");
     CHECK_FAILS(read_back(&to, "{\"split\":\"odd\"}"), ERR_FORMAT, "unknown to this version");
     CHECK_FAILS(read_back(&to, "{\"split\":\"time\"}"), ERR_FORMAT, "time_cut");
     CHECK_FAILS(read_back(&to, "{\"split\":\"none\",\"eval_users\":-1}"), ERR_FORMAT, "below 0");
@@ -468,7 +470,7 @@ TEST(split_record_survives_json) {
                 "test_data");
     CHECK_FAILS(read_back(&to, "{\"split\":\"test-file\",\"test_file\":\"x\","
                                "\"test_data\":\"+edcba9876543210\"}"),
-                ERR_FORMAT, "no fingerprint");
+                ERR_FORMAT, "hexadecimal digits");
 }
 
 static void check_bijective(uint64_t n, uint64_t seed, uint64_t epoch) {
