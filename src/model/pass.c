@@ -589,6 +589,21 @@ bool pass_recall(const pass *p, double *recall, int32_t *n_queries) {
     return s->n_measured > 0;
 }
 
+status pass_components_sizes(const pass *p, int32_t *dim, int32_t *most) {
+    if (p->m->retrieval.loss.mol == NULL)
+        return fail(ERR_CONFIG, "only items of a mixture of logits have components");
+    *dim = p->m->mol.item.n_out;
+    *most = (int32_t)p->search.acts.max_items;
+    return OK;
+}
+
+status pass_components(pass *p, int32_t n, const float *items, float *to_host) {
+    mol_acts *a = &p->search.acts;
+    TRY(mol_items(&p->m->mol, a, p->m->be, n, items, NULL));
+    return backend_read_act(p->m->be, to_host, a->item.unit,
+                            (size_t)n * (size_t)p->m->mol.item.n_out);
+}
+
 status pass_rank(pass *p, const batch *b, const rank_query *q) {
     rank_args a = {.n_queries = b->n_users,
                    .dim = p->m->dim,

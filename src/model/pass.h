@@ -153,6 +153,12 @@ status pass_search(pass *p, const rank_args *a, const uint64_t *users);
 status pass_index(pass *p, const mol_stages *stages, const model_items *corpus, int32_t n_measured);
 bool pass_recall(const pass *p, double *recall, int32_t *n_queries);
 
+/* The component vectors of a mixture of logits, of rows of items as they are stored: to_host
+ * (n, components, d), for n up to *most; *dim = components times d.  ERR_CONFIG: the
+ * similarity is a dot product. */
+status pass_components_sizes(const pass *p, int32_t *dim, int32_t *most);
+status pass_components(pass *p, int32_t n, const float *items, float *to_host);
+
 /* The users of whom nothing is known. */
 #define PASS_NOBODY UINT64_MAX
 

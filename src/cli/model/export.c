@@ -71,6 +71,41 @@ static status write_items(const export_args *a, session *s, embedding_format for
     return st;
 }
 
+static status copy_components(embedding_file *f, const item_table *t, pass *p, int32_t dim,
+                              int32_t most) {
+    float *piece;
+    status st = MEM_NEW_RAW(&piece, (size_t)most * (size_t)dim);
+    for (int32_t first = 0; st == OK && first < t->items.n; first += most) {
+        int32_t n = t->items.n - first < most ? t->items.n - first : most;
+        st = pass_components(p, n, t->items.rows + (int64_t)first * t->dim, piece);
+        if (st == OK) st = embedding_file_add(f, piece, n);
+    }
+    mem_free(piece);
+    return st;
+}
+
+/* The component vectors of each item, one after the other. */
+static status write_components(const export_args *a, session *s, embedding_format format) {
+    item_table t = {0};
+    pass *p = NULL;
+    embedding_file *f = NULL;
+    embedding_rows rows = {.data = s->data};
+    int32_t most = 0;
+    if (s->config->task != TASK_RETRIEVAL)
+        return fail(ERR_UNSUPPORTED, "--what components: a ranking model has none");
+    status st = pass_create(&p, s->model, &(pass_config){.max_users = 1});
+    if (st == OK) st = pass_components_sizes(p, &rows.dim, &most);
+    if (st == OK) st = item_table_init(&t, s->model);
+    rows.item = t.items.item;
+    rows.n = t.items.n;
+    if (st == OK) st = embedding_file_create(&f, a->out, format, &rows);
+    if (st == OK) st = copy_components(f, &t, p, rows.dim, most);
+    st = end_file(f, st, a, &rows);
+    item_table_fini(&t);
+    pass_destroy(p);
+    return st;
+}
+
 /* The users of the data, a batch after the other.  A user without a history has a row of zeros. */
 static status encode_users(embedding_file *f, session *s, pass *p, histories *h, float *states) {
     uint64_t n_users = s->data->n_users, user = 0;
@@ -134,6 +169,10 @@ static status with_model(const export_args *a, const char *folder,
 /* The run knows its items without any data. */
 static status export_items(const export_args *a, const char *folder) {
     return with_model(a, folder, write_items);
+}
+
+static status export_components(const export_args *a, const char *folder) {
+    return with_model(a, folder, write_components);
 }
 
 static status export_users(const export_args *a, const char *folder) {
@@ -276,6 +315,7 @@ static const struct {
     bool is_copy; /* of files, which are safetensors */
     status (*run)(const export_args *a, const char *folder);
 } whats[] = {{"items", false, export_items},
+             {"components", false, export_components},
              {"users", false, export_users},
              {"weights", false, export_weights},
              {"tables", true, export_tables}};
@@ -307,7 +347,8 @@ static status run(const export_args *a) {
             return fail(ERR_USAGE, "%s: is in the checkpoint; choose another --out", a->out);
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: must be items, users, weights, tables or events", a->what);
+    return fail(ERR_USAGE, "--what %s: must be items, components, users, weights, tables or events",
+                a->what);
 }
 
 status cmd_export(int argc, char **argv) {
@@ -315,7 +356,8 @@ status cmd_export(int argc, char **argv) {
     export_args a = {.device = "auto"};
     const arg_option options[] = {
         OPT_TEXT("--what", &a.what, "WHAT",
-                 "items: item embeddings as they are scored, with ids and titles; users: encoded "
+                 "items: item embeddings as they are scored, with ids and titles; components: "
+                 "the item vectors of a mixture of logits, one after the other; users: encoded "
                  "states of the users in --data, with ids; weights: dense parameters, with the "
                  "config as metadata; tables: dynamic tables, a snapshot folder each; events: what "
                  "'hstu serve --state STATE' has acknowledged."),
@@ -324,7 +366,8 @@ status cmd_export(int argc, char **argv) {
             "File to write; an existing one is replaced when the new one is complete. For tables "
             "a folder, which must not exist. Events go to stdout without it, or with '-'."),
         OPT_TEXT("--format", &a.format, "FORMAT",
-                 "safetensors (default); for items and users also npz (NumPy) or csv; for weights "
+                 "safetensors (default); for items, components and users also npz (NumPy) or csv; "
+                 "for weights "
                  "also npz or pt (torch.load); for events csv (default) or jsonl."),
         OPT_CHOICE(
             "--layout", &a.is_meta, "LAYOUT", layouts,

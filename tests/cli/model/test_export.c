@@ -39,6 +39,48 @@ TEST(export_of_users_and_items_gives_the_scores) {
     free(text);
 }
 
+/* A component is the unit vector of a part of W x + b. */
+TEST(export_of_components) {
+#define PROJ "_ndp_module._item_embeddings_fn._item_emb_proj_module.1."
+    const st_tensor *items, *parts, *w, *b;
+    st_file *i, *c, *m;
+    says(2, "run --what components --out c.safetensors", "only items of a mixture of logits");
+    free(shell(0, "./hstu train m.gin --data data --device cpu --out mol --epochs 1 --set "
+                  "train_fn.interaction_module_type=MoL --set train_fn.item_l2_norm=False --set "
+                  "create_mol_interaction_module.query_dot_product_groups=4 --set "
+                  "create_mol_interaction_module.item_dot_product_groups=3 --set "
+                  "create_mol_interaction_module.item_hidden_dim=-1 --set "
+                  "create_mol_interaction_module.dot_product_dimension=5 --set "
+                  "train_fn.num_negatives=4 --set train_fn.sampling_strategy=local"));
+    says(0, "mol --what components --out c.safetensors", "embeddings of 60 items, 15 numbers");
+    says(0, "mol --what components --format csv --out c.csv", "60 items, 15 numbers");
+    says(0, "mol --what items --out i.safetensors", "60 items, 8 numbers");
+    CHECK_OK(st_open(&i, run_path("i.safetensors")));
+    CHECK_OK(st_open(&c, run_path("c.safetensors")));
+    CHECK_OK(st_open(&m, run_path("mol/last/model.safetensors")));
+    CHECK_OK(st_get(i, "embedding", ST_F32, &items));
+    CHECK_OK(st_get(c, "embedding", ST_F32, &parts));
+    CHECK_OK(st_get(m, PROJ "weight", ST_F32, &w));
+    CHECK_OK(st_get(m, PROJ "bias", ST_F32, &b));
+    CHECK(w->shape[0] == 15 && w->shape[1] == 8 && parts->shape[0] == 60);
+    for (int r = 0; r < 60 * 3; r++) {
+        const float *x = (const float *)items->data + r / 3 * 8;
+        double y[5], size = 0;
+        for (int k = 0; k < 5; k++) {
+            y[k] = (double)((const float *)b->data)[r % 3 * 5 + k];
+            for (int e = 0; e < 8; e++)
+                y[k] += (double)((const float *)w->data)[(r % 3 * 5 + k) * 8 + e] * (double)x[e];
+            size += y[k] * y[k];
+        }
+        for (int k = 0; k < 5; k++)
+            CHECK(fabs(y[k] / sqrt(size) - (double)((const float *)parts->data)[r * 5 + k]) < 1e-5);
+    }
+    st_close(i);
+    st_close(c);
+    st_close(m);
+#undef PROJ
+}
+
 TEST(export_formats_and_refusals) {
     says(0, "run --data data --what items --format csv --out i.csv", "60 items");
     says(0, "run --data data --what users --format npz --out u.npz", "40 users");
@@ -47,7 +89,8 @@ TEST(export_formats_and_refusals) {
     free(text);
     says(2, "run --data data --what items --format pickle --out x", "safetensors, npz or csv");
     says(0, "run --what users --out y", "states of 40 users");
-    says(2, "run --data data --what moods --out x", "items, users, weights, tables or events");
+    says(2, "run --data data --what moods --out x",
+         "items, components, users, weights, tables or events");
     says(2, "run --what weights --format csv --out x", "safetensors, npz or pt");
     says(1, "run --data data --what items --out none/x", "none/x");
     says(1, "run --data data --what items --out /dev/null", "would be replaced");
