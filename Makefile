@@ -16,6 +16,7 @@
 #   make install PREFIX=...  program, libraries, header, pkg-config file, configs, man pages, completion for shells
 #   make uninstall PREFIX=... removes them again
 #   make deb                 Debian packages in build/deb
+#   make dist                one program file for every Linux with glibc 2.28, x86-64 and arm64, in build/dist
 #
 # What is optional (libarchive, libcurl, libmicrohttpd, SQLite, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
@@ -176,7 +177,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
 
-.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -422,6 +423,10 @@ uninstall:
 # Needs dpkg-dev and debhelper; lintian looks at the result.
 deb:
 	tools/deb.sh '$(VERSION)'
+
+# Needs apt-get and Python's package index; tests/dist.sh tries the result.
+dist:
+	tools/dist.sh '$(VERSION)'
 
 clean:
 	rm -rf build hstu libhstu.a

@@ -539,6 +539,7 @@ checks() {
         beside "kill -9 of a server, $SERVE_CRASHES times" tools/serve_crash.sh --n "$SERVE_CRASHES"
     fi
     run_site
+    beside "make dist: one file, glibc 2.28" bash tests/dist.sh
     beside "make install, use, make uninstall" bash tests/install.sh
     beside "docs/guide.md, followed" bash tests/guide.sh
     beside "docs/own-data.md, followed" bash tests/guide.sh build/release/hstu docs/own-data.md

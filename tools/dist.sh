@@ -1,0 +1,76 @@
+#!/bin/bash
+# make dist: one program file for each TARGET (default: x86_64 aarch64), which runs on every Linux with glibc 2.28 or newer, in
+# build/dist, with SHA256SUMS.  The compiler is zig of Python's package index; SQLite, libmicrohttpd, zlib and zstd are built
+# from Debian's sources and linked in.  What the program can do without is left out: libcurl ('hstu prep --download'),
+# libarchive (.zip and .tar.gz data sets), snappy, CUDA.  MPI and XGBoost are found when it runs.
+# The same sources and the same zig give the same bytes.
+# usage: tools/dist.sh VERSION [TARGET...]
+set -eu
+cd "$(dirname "$0")/.."
+version=$1
+shift
+[ $# -gt 0 ] || set -- x86_64 aarch64
+root=$PWD dist=$PWD/build/dist
+sources=$dist/sources
+mkdir -p "$sources"
+cannot() { echo "make dist: $*" >&2; exit 77; }
+
+python=${PYTHON:-$root/build/python/bin/python}
+zig_version=0.17.0
+[ "$("$python" -m ziglang version 2>/dev/null)" = $zig_version ] || {
+    [ -x "$python" ] || python3 -m venv build/python
+    timeout 300 "$python" -m pip install -q --only-binary :all: --timeout 15 --retries 1 ziglang==$zig_version
+} || cannot "zig $zig_version cannot be had from Python's package index"
+
+# source_of NAME: the folder of a source package of Debian 12, taken with lists of our own, so that it needs no root.
+source_of() {
+    local apt=(apt-get -q -o Dir::Etc::sourcelist="$sources/list" -o Dir::Etc::sourceparts=- -o Dir::State::lists="$sources/lists" \
+        -o Dir::Cache="$sources/cache" -o APT::Sandbox::User=root)
+    if [ -z "$(ls "$sources"/"$1"_*.dsc 2>/dev/null)" ]; then
+        echo "deb-src ${DEBIAN:-http://deb.debian.org/debian} bookworm main" >"$sources/list"
+        mkdir -p "$sources/lists/partial" "$sources/cache/archives/partial"
+        [ -n "$(ls "$sources"/lists/*Sources* 2>/dev/null)" ] || timeout 60 "${apt[@]}" update >&2 || return 1
+        (cd "$sources" && timeout 120 "${apt[@]}" source --download-only "$1") >&2 || return 1
+    fi
+    rm -rf "$2" && mkdir -p "$2" && tar -xf "$(ls "$sources/$1"_*.orig.tar.* | grep -v asc | head -n 1)" -C "$2" --strip-components 1
+}
+
+# SQLite's one file is made by its own tools once, for all targets.
+amalgamate() {
+    [ -e "$sources/sqlite/sqlite3.c" ] || { command -v tclsh >/dev/null && source_of sqlite3 "$sources/sqlite" &&
+        (cd "$sources/sqlite" && ./configure --disable-tcl && make sqlite3.c) >"$sources/sqlite.log" 2>&1; }
+}
+
+# The libraries of a target, in $deps.
+build_libraries() {
+    local cc=$1 deps=$2 flags="-O2 -fPIC -fno-sanitize=undefined -ffile-prefix-map=$dist=."
+    local file zlib=$2/zlib zstd=$2/zstd http=$2/microhttpd
+    mkdir -p "$deps/include" "$deps/lib"
+    amalgamate || cannot "SQLite's source cannot be had (it needs apt-get and tclsh)"
+    source_of zlib "$zlib" && source_of libzstd "$zstd" && source_of libmicrohttpd "$http" || cannot "Debian's sources cannot be had"
+    cp "$sources/sqlite/sqlite3.h" "$zlib"/z*.h "$zstd"/lib/zstd*.h "$http/src/include/microhttpd.h" "$deps/include"
+    (cd "$deps" && $cc $flags -DSQLITE_THREADSAFE=1 -DSQLITE_OMIT_LOAD_EXTENSION -c "$sources/sqlite/sqlite3.c")
+    for file in "$zlib"/{adler32,compress,crc32,deflate,inffast,inflate,inftrees,trees,uncompr,zutil}.c "$zstd"/lib/{common,decompress}/*.c; do
+        (cd "$deps" && $cc $flags -DZSTD_DISABLE_ASM=1 -c "$file")
+    done
+    (cd "$http" && CC=$cc CFLAGS=$flags ./configure --host="$3" --disable-shared --disable-https --disable-dauth --disable-bauth \
+        --disable-postprocessor --disable-doc --disable-examples --disable-curl --disable-nls && make -j"$(nproc)" -C src/microhttpd libmicrohttpd.la) \
+        >"$deps/microhttpd.log" 2>&1
+    cp "$http/src/microhttpd/.libs/libmicrohttpd.a" "$deps/lib"
+    for file in sqlite3 z zstd; do # all objects are in one archive, which each name finds
+        "$python" -m ziglang ar rcsD "$deps/lib/lib$file.a" "$deps"/*.o
+    done
+}
+
+for target in "$@"; do
+    cc="$python -m ziglang cc -target $target-linux-gnu.2.28"
+    deps=$dist/$target/deps out=$dist/hstu-$version-linux-$target
+    [ -e "$deps/done" ] || { rm -rf "$deps" && build_libraries "$cc" "$deps" "$target-linux-gnu" && touch "$deps/done"; }
+    # zig's runtime library does not know which instructions the machine has; gcc's does.
+    extra=$([ "$target" != x86_64 ] || gcc -print-libgcc-file-name)
+    make CUDA=0 MPICC= ARCH= B="build/dist/$target" CC="$cc" CFLAGS="-fno-sanitize=undefined -ffile-prefix-map=$root=. -I$deps/include" \
+        LDFLAGS="-L$deps/lib -s -Wl,--build-id=none $extra" "build/dist/$target/hstu"
+    cp "build/dist/$target/hstu" "$out"
+    echo "$out"
+done
+(cd "$dist" && sha256sum hstu-"$version"-linux-* >SHA256SUMS && cat SHA256SUMS)
