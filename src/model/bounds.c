@@ -25,6 +25,7 @@ typedef struct bounds_layer {
     span act;            /* (T, W) u, v, q, k after the silu */
     double *slope;       /* (T, W) of the silu */
     double *from_x;      /* (T, W, E): coefficients of the token's input in act */
+    double *along;       /* (T): radius of c0 . x before the first norm, or infinite */
     double *rest;        /* (T, W): the part of act's radius that is not theirs */
     span weight;         /* (H, T, T): silu(score) / N; radius, error with that of the score */
     double *pair_slope;  /* (H, T, T) */
@@ -45,11 +46,14 @@ struct bounds {
     double *room;  /* scratch of a token */
     arena memory;
     /* of bounds_relax */
-    int32_t n_directions;
+    int32_t n_directions, max_directions;
     double *grad, *grad_act; /* (T, E, n), (T, W, n) */
     double *grad_room;       /* some rows of n */
     double *radius, *error;  /* (n) */
 };
+
+/* At most so many tokens that move get passes of their own for each layer. */
+enum { TIGHT_TOKENS = 24 };
 
 /* SiLU. */
 
@@ -332,6 +336,7 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     TRY(span_alloc(a, &l->normed, n * (size_t)b->dim));
     TRY(span_alloc(a, &l->act, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->slope, n * (size_t)b->width));
+    TRY(ARENA_NEW(a, &l->along, n));
     TRY(ARENA_NEW(a, &l->rest, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->from_x, n * (size_t)b->width * (size_t)b->dim));
     TRY(span_alloc(a, &l->weight, pairs));
@@ -404,38 +409,6 @@ static void embed(bounds *b, const bounds_query *q) {
             b->hidden[0].centre[i] = scale * moved + (double)place[e];
             b->hidden[0].radius[i] = t >= b->moved ? b->size : 0;
         }
-    }
-}
-
-/* u, v, q, k of a token. */
-static void project(bounds *b, bounds_layer *l, const span *x, int32_t t) {
-    int32_t n = b->width, dim = b->dim;
-    span normed = span_at(&l->normed, (int64_t)t * dim), act = span_at(&l->act, (int64_t)t * n);
-    double *slope = l->slope + (int64_t)t * n, *rest = l->rest + (int64_t)t * n;
-    double *from_x = l->from_x + (int64_t)t * n * dim;
-    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, INFINITY, &l->in[t], &normed,
-             b->room);
-    bool moves = t >= b->moved;
-    if (moves) norm_through(&l->in[t], dim, l->uvqk, n, from_x);
-    for (int32_t w = 0; w < n; w++)
-        act.centre[w] = act.radius[w] = rest[w] = 0;
-    for (int32_t e = 0; e < dim; e++)
-#pragma omp simd
-        for (int32_t w = 0; w < n; w++) {
-            double weight = l->uvqk[(int64_t)e * n + w];
-            act.centre[w] += weight * normed.centre[e];
-            act.radius[w] += fabs(weight) * normed.radius[e];
-            rest[w] += fabs(weight) * normed.error[e];
-        }
-    for (int32_t w = 0; w < n; w++) {
-        double *row = from_x + (int64_t)w * dim;
-        double linear = moves ? rest[w] + reach(row, x->radius, dim) : INFINITY;
-        double radius = fmin(act.radius[w], linear);
-        slope[w] =
-            span_silu(act.centre[w], radius, 1, &act.centre[w], &act.radius[w], &act.error[w]);
-        rest[w] = fabs(slope[w]) * rest[w] + act.error[w];
-        for (int32_t e = 0; e < dim && moves; e++)
-            row[e] *= slope[w];
     }
 }
 
@@ -524,81 +497,6 @@ static void attend(bounds *b, bounds_layer *l, const double *rx, int32_t i, doub
     }
 }
 
-/* out = (u * norm(o)) W + bias + x.  Of the row's own input the coefficients in out are added up
- * before their sizes are taken. */
-static void gate(bounds *b, bounds_layer *l, const span *x, int32_t t, const span *out) {
-    int32_t n = b->gated, dim = b->dim;
-    int64_t u = (int64_t)t * b->width;
-    span o = span_at(&l->attn, (int64_t)t * n), m = span_at(&l->mids, (int64_t)t * n);
-    double *own = b->room, *weight = own + n * dim, *through = weight + n * dim;
-    double *by = through + n * dim, *other = by + dim * dim,
-           *error = l->gate_error + (int64_t)t * n;
-    const param *bias = l->from->proj_bias;
-    attend(b, l, x->radius - (int64_t)t * dim, t, own, other);
-    double mean = 0, along = 0, *row = by;
-    for (int32_t g = 0; g < n; g++)
-        mean += o.centre[g] / n;
-    memset(row, 0, (size_t)dim * sizeof *row);
-    for (int32_t g = 0; g < n; g++) {
-        add(row, o.centre[g] - mean, own + (int64_t)g * dim, dim);
-        along += fabs(o.centre[g] - mean) * other[g];
-    }
-    along += reach(row, x->radius, dim);
-    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m, by);
-    for (int32_t g = 0; g < n; g++)
-        for (int32_t e = 0; e < dim; e++)
-            weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];
-    if (t >= b->moved) norm_through(&l->mid[t], n, weight, dim, through);
-    memset(by, 0, (size_t)dim * (size_t)dim * sizeof *by);
-    for (int32_t e = 0; e < dim; e++) {
-        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0), radius = 0;
-        double *to = by + (int64_t)e * dim;
-        to[e] = 1;
-        for (int32_t g = 0; g < n; g++) {
-            double w = l->proj[g * dim + e];
-            error[g] = l->act.radius[u + g] * m.radius[g];
-            centre += w * l->act.centre[u + g] * m.centre[g];
-            if (t < b->moved) continue;
-            radius += fabs(through[e * n + g]) * other[g] + fabs(weight[g * dim + e]) * m.error[g] +
-                      fabs(w) * (fabs(m.centre[g]) * l->rest[u + g] + error[g]);
-            add(to, through[e * n + g], own + (int64_t)g * dim, dim);
-            add(to, w * m.centre[g], l->from_x + (u + g) * dim, dim);
-        }
-        out->centre[e] = centre;
-        out->radius[e] = t < b->moved ? 0 : radius + reach(to, x->radius, dim);
-    }
-}
-
-status bounds_run(bounds *b, const bounds_query *q) {
-    if (q->n < 1 || q->n > b->max_n)
-        return fail(ERR_CONFIG, "a history of %d events; the model reads 1 to %d", q->n, b->max_n);
-    b->n = q->n;
-    embed(b, q);
-    for (int k = 0; k < b->n_layers; k++) {
-        bounds_layer *l = &b->layers[k];
-        l->first = k + 1 == b->n_layers ? q->n - 1 : 0;
-        take_biases(b, l, q->time);
-        for (int32_t t = 0; t < q->n; t++) {
-            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
-            project(b, l, &x, t);
-        }
-        for (int32_t t = l->first; t < q->n; t++) {
-            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
-            span out = span_at(&b->hidden[k + 1], (int64_t)t * b->dim);
-            gate(b, l, &x, t, &out);
-        }
-    }
-    return OK;
-}
-
-const double *bounds_centre(const bounds *b) {
-    return b->hidden[b->n_layers].centre + (int64_t)(b->n - 1) * b->dim;
-}
-
-const double *bounds_radius(const bounds *b) {
-    return b->hidden[b->n_layers].radius + (int64_t)(b->n - 1) * b->dim;
-}
-
 /* Backward: gradients of n directions, and |gradient| times the error of each step. */
 
 static void add_error(bounds *b, const double *gradient, const double *error, int64_t rows) {
@@ -674,40 +572,232 @@ static void project_back(bounds *b, const bounds_layer *l, int32_t t, double *gx
     norm_back(&l->in[t], b->dim, gn, n, gx, b->grad_room);
 }
 
-static status make_room(bounds *b, int32_t n) {
+static status begin_back(bounds *b, int32_t n) {
     size_t rows = (size_t)b->max_n * (size_t)n;
     int32_t wide = 2 * b->gated > b->dim ? 2 * b->gated : b->dim;
-    if (n == b->n_directions) return OK;
-    b->n_directions = 0;
-    TRY(MEM_RESIZE(&b->grad, rows * (size_t)b->dim));
-    TRY(MEM_RESIZE(&b->grad_act, rows * (size_t)b->width));
-    TRY(MEM_RESIZE(&b->grad_room, (size_t)n * (size_t)(wide + 4)));
-    TRY(MEM_RESIZE(&b->radius, (size_t)n));
-    TRY(MEM_RESIZE(&b->error, (size_t)n));
+    if (n > b->max_directions) {
+        b->max_directions = 0;
+        TRY(MEM_RESIZE(&b->grad, rows * (size_t)b->dim));
+        TRY(MEM_RESIZE(&b->grad_act, rows * (size_t)b->width));
+        TRY(MEM_RESIZE(&b->grad_room, (size_t)n * (size_t)(wide + 4)));
+        TRY(MEM_RESIZE(&b->radius, (size_t)n));
+        TRY(MEM_RESIZE(&b->error, (size_t)n));
+        b->max_directions = n;
+    }
     b->n_directions = n;
+    rows = (size_t)b->n * (size_t)n;
+    memset(b->error, 0, (size_t)n * sizeof *b->error);
+    memset(b->grad, 0, rows * (size_t)b->dim * sizeof *b->grad);
+    memset(b->grad_act, 0, rows * (size_t)b->width * sizeof *b->grad_act);
     return OK;
 }
 
-status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *out) {
-    int64_t token = (int64_t)b->dim * n, last = b->n - 1;
-    TRY(make_room(b, n));
-    memset(b->error, 0, (size_t)n * sizeof *b->error);
-    memset(b->grad, 0, (size_t)(b->n * token) * sizeof *b->grad);
-    for (int32_t e = 0; e < b->dim; e++)
-        for (int32_t s = 0; s < n; s++)
-            b->grad[last * token + (int64_t)e * n + s] = direction[(int64_t)s * b->dim + e];
-    for (int k = b->n_layers - 1; k >= 0; k--) {
+/* From the gradients of the output of layer k, or where they are there of its u, v, q and k, of
+ * rows up to `last`, to b->radius. */
+static void finish_back(bounds *b, int k, int32_t last, bool has_acts) {
+    int32_t n = b->n_directions;
+    int64_t token = (int64_t)b->dim * n;
+    for (; k >= 0; k--, has_acts = false) {
         const bounds_layer *l = &b->layers[k];
-        memset(b->grad_act, 0, (size_t)b->n * (size_t)b->width * (size_t)n * sizeof *b->grad_act);
-        for (int32_t t = l->first > b->moved ? l->first : b->moved; t < b->n; t++)
+        for (int32_t t = l->first > b->moved ? l->first : b->moved; t <= last && !has_acts; t++)
             gate_back(b, l, t, b->grad + t * token);
-        for (int32_t t = b->moved; t < b->n; t++)
+        for (int32_t t = b->moved; t <= last; t++)
             project_back(b, l, t, b->grad + t * token);
+        size_t acts = (size_t)(last + 1) * (size_t)b->width * (size_t)n;
+        memset(b->grad_act, 0, acts * sizeof *b->grad_act);
     }
     memcpy(b->radius, b->error, (size_t)n * sizeof *b->radius);
-    for (int64_t i = b->moved * (int64_t)b->dim; i < b->n * (int64_t)b->dim; i++)
+    for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++)
         for (int32_t s = 0; s < n; s++)
             b->radius[s] += fabs(b->grad[i * n + s]) * b->size;
+}
+
+/* Few tokens move: what goes into a norm is worth a pass of its own. */
+static bool is_tight(const bounds *b, int32_t t) {
+    return t >= b->moved && b->n - b->moved <= TIGHT_TOKENS && b->size > 0;
+}
+
+/* The radii of the attention of row t, and of c0 . row, c0 being the centred row. */
+static status tighten_attn(bounds *b, int k, int32_t t, double mean, double *along) {
+    bounds_layer *l = &b->layers[k];
+    int32_t gated = b->gated, n = gated + 1;
+    span o = span_at(&l->attn, (int64_t)t * gated);
+    if (!is_tight(b, t) || k == 0) return OK; /* of the first layer they are exact */
+    TRY(begin_back(b, n));
+    double *go = b->grad_room + (int64_t)(3 + gated) * n;
+    memset(go, 0, (size_t)gated * (size_t)n * sizeof *go);
+    for (int32_t g = 0; g < gated; g++) {
+        go[g * n + g] = 1;
+        go[g * n + gated] = o.centre[g] - mean;
+    }
+    add_error(b, go, o.error, gated);
+    attend_back(b, l, t, go);
+    finish_back(b, k, t, true);
+    for (int32_t g = 0; g < gated; g++)
+        o.radius[g] = fmin(o.radius[g], b->radius[g]);
+    *along = fmin(*along, b->radius[gated]);
+    return OK;
+}
+
+/* The radii of a row of hidden[k + 1], and of c0 . row for the norm that reads it. */
+static status tighten_out(bounds *b, int k, int32_t t, const span *out) {
+    int32_t dim = b->dim, n = dim + 1;
+    double mean = 0;
+    if (k + 1 == b->n_layers) return OK;
+    b->layers[k + 1].along[t] = INFINITY;
+    if (!is_tight(b, t)) return OK;
+    TRY(begin_back(b, n));
+    for (int32_t e = 0; e < dim; e++)
+        mean += out->centre[e] / dim;
+    for (int32_t e = 0; e < dim; e++) {
+        b->grad[((int64_t)t * dim + e) * n + e] = 1;
+        b->grad[((int64_t)t * dim + e) * n + dim] = out->centre[e] - mean;
+    }
+    finish_back(b, k, t, false);
+    for (int32_t e = 0; e < dim; e++)
+        out->radius[e] = fmin(out->radius[e], b->radius[e]);
+    b->layers[k + 1].along[t] = b->radius[dim];
+    return OK;
+}
+
+/* The radii of what goes into the silu, from the coefficients of the layer's input. */
+static status tighten_act(bounds *b, int k, int32_t t, const span *act) {
+    bounds_layer *l = &b->layers[k];
+    int32_t n = b->width, dim = b->dim;
+    const double *from_x = l->from_x + (int64_t)t * n * dim;
+    if (!is_tight(b, t) || k == 0) return OK;
+    TRY(begin_back(b, n));
+    memcpy(b->error, l->rest + (int64_t)t * n, (size_t)n * sizeof *b->error);
+    for (int32_t w = 0; w < n; w++)
+        for (int32_t e = 0; e < dim; e++)
+            b->grad[((int64_t)t * dim + e) * n + w] = from_x[w * dim + e];
+    finish_back(b, k - 1, t, false);
+    for (int32_t w = 0; w < n; w++)
+        act->radius[w] = fmin(act->radius[w], b->radius[w]);
+    return OK;
+}
+
+/* u, v, q, k of a token. */
+static status project(bounds *b, int k, const span *x, int32_t t) {
+    bounds_layer *l = &b->layers[k];
+    int32_t n = b->width, dim = b->dim;
+    span normed = span_at(&l->normed, (int64_t)t * dim), act = span_at(&l->act, (int64_t)t * n);
+    double *slope = l->slope + (int64_t)t * n, *rest = l->rest + (int64_t)t * n;
+    double *from_x = l->from_x + (int64_t)t * n * dim;
+    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, l->along[t], &l->in[t],
+             &normed, b->room);
+    bool moves = t >= b->moved;
+    if (moves) norm_through(&l->in[t], dim, l->uvqk, n, from_x);
+    for (int32_t w = 0; w < n; w++)
+        act.centre[w] = act.radius[w] = rest[w] = 0;
+    for (int32_t e = 0; e < dim; e++)
+#pragma omp simd
+        for (int32_t w = 0; w < n; w++) {
+            double weight = l->uvqk[(int64_t)e * n + w];
+            act.centre[w] += weight * normed.centre[e];
+            act.radius[w] += fabs(weight) * normed.radius[e];
+            rest[w] += fabs(weight) * normed.error[e];
+        }
+    TRY(tighten_act(b, k, t, &act));
+    for (int32_t w = 0; w < n; w++) {
+        double *row = from_x + (int64_t)w * dim;
+        double linear = moves ? rest[w] + reach(row, x->radius, dim) : INFINITY;
+        double radius = fmin(act.radius[w], linear);
+        slope[w] =
+            span_silu(act.centre[w], radius, 1, &act.centre[w], &act.radius[w], &act.error[w]);
+        rest[w] = fabs(slope[w]) * rest[w] + act.error[w];
+        for (int32_t e = 0; e < dim && moves; e++)
+            row[e] *= slope[w];
+    }
+    return OK;
+}
+
+/* out = (u * norm(o)) W + bias + x.  Of the row's own input the coefficients in out are added up
+ * before their sizes are taken. */
+static status gate(bounds *b, int k, const span *x, int32_t t, const span *out) {
+    bounds_layer *l = &b->layers[k];
+    int32_t n = b->gated, dim = b->dim;
+    int64_t u = (int64_t)t * b->width;
+    span o = span_at(&l->attn, (int64_t)t * n), m = span_at(&l->mids, (int64_t)t * n);
+    double *own = b->room, *weight = own + n * dim, *through = weight + n * dim;
+    double *by = through + n * dim, *other = by + dim * dim,
+           *error = l->gate_error + (int64_t)t * n;
+    const param *bias = l->from->proj_bias;
+    attend(b, l, x->radius - (int64_t)t * dim, t, own, other);
+    double mean = 0, along = 0, *row = by;
+    for (int32_t g = 0; g < n; g++)
+        mean += o.centre[g] / n;
+    memset(row, 0, (size_t)dim * sizeof *row);
+    for (int32_t g = 0; g < n; g++) {
+        add(row, o.centre[g] - mean, own + (int64_t)g * dim, dim);
+        along += fabs(o.centre[g] - mean) * other[g];
+    }
+    along += reach(row, x->radius, dim);
+    TRY(tighten_attn(b, k, t, mean, &along));
+    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m, by);
+    for (int32_t g = 0; g < n; g++)
+        for (int32_t e = 0; e < dim; e++)
+            weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];
+    if (t >= b->moved) norm_through(&l->mid[t], n, weight, dim, through);
+    memset(by, 0, (size_t)dim * (size_t)dim * sizeof *by);
+    for (int32_t e = 0; e < dim; e++) {
+        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0), radius = 0;
+        double *to = by + (int64_t)e * dim;
+        to[e] = 1;
+        for (int32_t g = 0; g < n; g++) {
+            double w = l->proj[g * dim + e];
+            error[g] = l->act.radius[u + g] * m.radius[g];
+            centre += w * l->act.centre[u + g] * m.centre[g];
+            if (t < b->moved) continue;
+            radius += fabs(through[e * n + g]) * other[g] + fabs(weight[g * dim + e]) * m.error[g] +
+                      fabs(w) * (fabs(m.centre[g]) * l->rest[u + g] + error[g]);
+            add(to, through[e * n + g], own + (int64_t)g * dim, dim);
+            add(to, w * m.centre[g], l->from_x + (u + g) * dim, dim);
+        }
+        out->centre[e] = centre;
+        out->radius[e] = t < b->moved ? 0 : radius + reach(to, x->radius, dim);
+    }
+    return tighten_out(b, k, t, out);
+}
+
+status bounds_run(bounds *b, const bounds_query *q) {
+    if (q->n < 1 || q->n > b->max_n)
+        return fail(ERR_CONFIG, "a history of %d events; the model reads 1 to %d", q->n, b->max_n);
+    b->n = q->n;
+    embed(b, q);
+    for (int k = 0; k < b->n_layers; k++) {
+        bounds_layer *l = &b->layers[k];
+        l->first = k + 1 == b->n_layers ? q->n - 1 : 0;
+        take_biases(b, l, q->time);
+        for (int32_t t = 0; t < q->n; t++) {
+            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
+            if (k == 0) l->along[t] = INFINITY;
+            TRY(project(b, k, &x, t));
+        }
+        for (int32_t t = l->first; t < q->n; t++) {
+            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
+            span out = span_at(&b->hidden[k + 1], (int64_t)t * b->dim);
+            TRY(gate(b, k, &x, t, &out));
+        }
+    }
+    return OK;
+}
+
+const double *bounds_centre(const bounds *b) {
+    return b->hidden[b->n_layers].centre + (int64_t)(b->n - 1) * b->dim;
+}
+
+const double *bounds_radius(const bounds *b) {
+    return b->hidden[b->n_layers].radius + (int64_t)(b->n - 1) * b->dim;
+}
+
+status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *out) {
+    int64_t last = (int64_t)(b->n - 1) * b->dim;
+    TRY(begin_back(b, n));
+    for (int32_t e = 0; e < b->dim; e++)
+        for (int32_t s = 0; s < n; s++)
+            b->grad[(last + e) * n + s] = direction[(int64_t)s * b->dim + e];
+    finish_back(b, b->n_layers - 1, b->n - 1, false);
     *out = (bounds_form){n, b->radius, b->error, b->grad};
     return OK;
 }
