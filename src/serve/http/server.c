@@ -568,10 +568,12 @@ status server_start(server **out, const server_config *c) {
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->map_lock, NULL);
     pthread_mutex_init(&s->reload_lock, NULL);
+    pthread_mutex_init(&s->shown.lock, NULL);
     cond_init(&s->wake);
     gethostname(s->machine, sizeof s->machine - 1);
     if (getrandom(&s->id_salt, sizeof s->id_salt, 0) != sizeof s->id_salt) s->id_salt = clock_ns();
-    status st = start(s);
+    status st = MEM_NEW(&s->shown.list, SHOWN_USERS);
+    if (st == OK) st = start(s);
     if (st != OK) {
         failure f;
         failure_save(&f, st);
@@ -638,6 +640,8 @@ void server_stop(server *s) {
     item_maps_free(s);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->reload_lock);
+    pthread_mutex_destroy(&s->shown.lock);
+    mem_free(s->shown.list);
     pthread_mutex_destroy(&s->map_lock);
     pthread_mutex_destroy(&s->lock);
     mem_free(s);

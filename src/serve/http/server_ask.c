@@ -362,6 +362,17 @@ static status write_reply(asking *q) {
     return st;
 }
 
+/* Its events came before the list that it gets. */
+static void note_list(const asking *q) {
+    const engine_request *r = &q->r.ask;
+    engine_user_events given = {r->user, q->r.events, q->r.n_events};
+    engine_added added = {.n_added = given.n_events};
+    for (size_t i = 0; i < given.n_events; i++)
+        added.n_unknown += !engine_knows_item(q->c->s->engine, &given.events[i].item);
+    if (given.n_events > 0) shown_compare(q->c->s, &given, &added);
+    shown_note(q->c->s, q->model, &r->user, &q->answer);
+}
+
 /* On a thread of the HTTP server, or on a worker: finding reasons takes many questions. */
 static void reply(void *context) {
     call *c = context;
@@ -371,6 +382,7 @@ static void reply(void *context) {
         call_fail_outcome(c, &a);
     } else {
         status st = write_reply(q);
+        if (st == OK && c->route == ROUTE_RECOMMEND && q->r.ask.has_user) note_list(q);
         if (st == OK && q->r.n_events > 0)
             add_events(q);
         else

@@ -46,6 +46,28 @@ typedef struct server_metrics {
     atomic_uint_fast64_t rejected_quota;
 } server_metrics;
 
+/* Online quality: whether users come to have what they were shown.  Of a bounded number of users
+ * the newest list is kept; a user with another one's place replaces it. */
+enum { SHOWN_USERS = 1 << 14, SHOWN_ITEMS = 20 };
+typedef struct shown_list {
+    uint64_t user, item[SHOWN_ITEMS]; /* hashes of ids; 0: none */
+    int model;
+} shown_list;
+
+typedef struct shown_lists {
+    pthread_mutex_t lock;
+    shown_list *list; /* (SHOWN_USERS) */
+    struct {
+        uint64_t items, events, hits; /* shown; of users with a list, and those of an item in it */
+        uint64_t users, strangers;    /* asked for, and those of them without a known event */
+    } of[ENGINE_MAX_MODELS];
+    uint64_t n_events, n_unknown; /* received, and of items that no model knows */
+} shown_lists;
+
+/* The list of a user that an answer gives, and events that came for a user. */
+void shown_note(server *s, int model, const engine_id *user, const engine_answer *a);
+void shown_compare(server *s, const engine_user_events *u, const engine_added *added);
+
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns);
 
 /* The server's own stages of a request that the engine answered. */
@@ -71,6 +93,7 @@ struct server {
     engine *engine;
     api_keys *keys;
     http_server *http;
+    shown_lists shown;
     workers *workers;
     workers *large; /* one thread, for requests whose bodies take long to read */
     server_metrics metrics;

@@ -1,3 +1,4 @@
+#include "base/hash.h"
 #include "serve/http/server_int.h"
 
 /* The last one stands for all others. */
@@ -261,6 +262,75 @@ static status read_facts(engine *e, int model, int replica, model_facts *f) {
     return OK;
 }
 
+static uint64_t hash_of(const engine_id *id) {
+    char digits[24];
+    engine_id text = id_as_text(id, digits);
+    return hash64(text.text, text.n, 0x51e) | 1;
+}
+
+void shown_note(server *s, int model, const engine_id *user, const engine_answer *a) {
+    uint64_t key = hash_of(user);
+    shown_lists *all = &s->shown;
+    size_t n = a->n_items < SHOWN_ITEMS ? a->n_items : SHOWN_ITEMS;
+    pthread_mutex_lock(&all->lock);
+    shown_list *l = &all->list[key / 2 % SHOWN_USERS];
+    *l = (shown_list){.user = key, .model = model};
+    for (size_t i = 0; i < n; i++)
+        l->item[i] = hash_of(&a->items[i].id);
+    all->of[model].items += n;
+    all->of[model].users++;
+    all->of[model].strangers += a->n_window == 0;
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* An item counts once for each list. */
+void shown_compare(server *s, const engine_user_events *u, const engine_added *added) {
+    uint64_t key = hash_of(&u->user);
+    shown_lists *all = &s->shown;
+    pthread_mutex_lock(&all->lock);
+    shown_list *l = &all->list[key / 2 % SHOWN_USERS];
+    all->n_events += added->n_added + added->n_duplicates;
+    all->n_unknown += added->n_unknown;
+    if (l->user == key) all->of[l->model].events += added->n_added;
+    for (size_t i = 0; i < u->n_events && l->user == key; i++) {
+        uint64_t item = hash_of(&u->events[i].item);
+        for (int k = 0; k < SHOWN_ITEMS; k++) {
+            if (l->item[k] != item) continue;
+            all->of[l->model].hits++;
+            l->item[k] = 0;
+        }
+    }
+    pthread_mutex_unlock(&all->lock);
+}
+
+static status write_shown(server *s, buf *out) {
+    static const char *const names[] = {"recommended_shown_total", "recommended_events_total",
+                                        "recommended_hits_total", "recommended_users_total",
+                                        "recommended_strangers_total"};
+    static const char *const helps[] = {
+        "Items in lists of /v1/recommend for users, of each the first 20.",
+        "Events that came from users whose newest list is remembered.",
+        "Events of items in that list.", "Lists for users.",
+        "Lists for users without an event that the model reads."};
+    char of[96];
+    shown_lists now;
+    pthread_mutex_lock(&s->shown.lock);
+    now = s->shown;
+    pthread_mutex_unlock(&s->shown.lock);
+    for (int k = 0; k < 5; k++)
+        for (int i = 0; i < engine_n_models(s->engine); i++) {
+            engine_model_info info;
+            TRY(engine_model(s->engine, i, &info));
+            uint64_t values[] = {now.of[i].items, now.of[i].events, now.of[i].hits, now.of[i].users,
+                                 now.of[i].strangers};
+            snprintf(of, sizeof of, "{model=\"%s\"}", info.name);
+            TRY(put(out, names[k], of, values[k], i == 0 ? "counter" : NULL, helps[k]));
+        }
+    TRY(put(out, "event_items_total", "{known=\"yes\"}", now.n_events - now.n_unknown, "counter",
+            "Received events, by whether a model knows the item."));
+    return put(out, "event_items_total", "{known=\"no\"}", now.n_unknown, NULL, NULL);
+}
+
 status metrics_write(server *s, arena *memory, buf *out) {
     server_metrics *m = &s->metrics;
     int n_replicas = engine_n_replicas(s->engine), n = engine_n_models(s->engine) * n_replicas;
@@ -275,6 +345,7 @@ status metrics_write(server *s, arena *memory, buf *out) {
     TRY(write_rejected(m, facts, n, out));
     TRY(write_state(s->engine, out));
     TRY(write_models(s->engine, facts, n, out));
+    TRY(write_shown(s, out));
     TRY(put(out, "access_log_dropped_total", "", server_log_dropped(s), "counter",
             "Lines of the access log that were not written: its reader is too slow, or gone."));
     TRY(put(out, "connections", "", (uint64_t)h.n_open, "gauge", "Open connections."));

@@ -51,6 +51,7 @@ static void reply_added(void *context) {
     json_key_bool(w, "durable", c->s->set.engine.state != NULL);
     if (d->r.is_list) json_key_array(w, "users");
     for (size_t i = 0; i < d->r.n_users && d->change.st == OK; i++) {
+        shown_compare(c->s, &d->r.users[i], &d->change.added[i]);
         if (d->r.is_list) json_object_open(w);
         write_added(w, c->s, &d->r.users[i], &d->change.added[i]);
         if (d->r.is_list) json_object_close(w);

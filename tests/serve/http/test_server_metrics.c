@@ -115,3 +115,33 @@ TEST(server_metrics_count_refusals) {
     free(text);
     rig_close(&r);
 }
+
+/* Events of what was shown are hits, once each; the rest tells of drift. */
+TEST(server_counts_hits_of_its_lists) {
+    rig r;
+    arena a;
+    char body[160];
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    rig_start(&r);
+    const json_value *items = json_member(
+        rig_json(&r, &a, "POST", "/v1/recommend", "{\"user\": 7, \"top_k\": 3}"), "items");
+    (void)rig_json(&r, &a, "POST", "/v1/recommend", "{\"user\": \"who\", \"top_k\": 2}");
+    int shown = (int)json_number(json_at(items, 1), "item"),
+        seen = (int)json_number(json_at(items, 2), "item");
+    snprintf(body, sizeof body, "{\"user\": \"7\", \"events\": [%d, %d, {\"item\": \"nothing\"}]}",
+             shown, shown);
+    (void)rig_json(&r, &a, "POST", "/v1/events", body);
+    /* A list that comes with events counts after them. */
+    snprintf(body, sizeof body, "{\"user\": 7, \"top_k\": 3, \"events\": [%d]}", seen);
+    (void)rig_json(&r, &a, "POST", "/v1/recommend", body);
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_shown_total{model=\"toy\"} 8\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_hits_total{model=\"toy\"} 2\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_events_total{model=\"toy\"} 4\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_users_total{model=\"toy\"} 3\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_strangers_total{model=\"toy\"} 1\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_event_items_total{known=\"yes\"} 3\n");
+    ask(&r, "GET", "/metrics", "", 200, "hstu_event_items_total{known=\"no\"} 1\n");
+    arena_fini(&a);
+    rig_close(&r);
+}
