@@ -29,7 +29,8 @@ static const usual_names usual[] = {
      "time",
      "--time-col",
      {" timestamp ts unixtimestamp eventtime eventtimestamp timems timestampms unixtime ",
-      " time datetime createdat creationtime unixreviewtime reviewtime occurredat clicktime ",
+      " time datetime when eventdatetime createdat creationtime unixreviewtime reviewtime "
+      "occurredat clicktime ",
       " date day eventdate "}},
     {ROLE_ACTION,
      "action",
@@ -202,9 +203,13 @@ static void set_action_kind(const source_request *r, const sample *s, column_cho
     if (choice->of[ROLE_ACTION] < 0 || r->action_kind != NULL) return;
     options->actions =
         r->action_map != NULL ? ACTION_CODE : guess_action(s, choice->of[ROLE_ACTION], &is_sure);
-    if (is_sure || !choice->is_action_guessed) return;
+    if (is_sure) return;
     char map[256];
     suggest_map(s, choice->of[ROLE_ACTION], map, sizeof map);
+    if (!choice->is_action_guessed) {
+        if (map[0] != '\0') log_info("note: actions that are texts need --action-map %s", map);
+        return;
+    }
     escape_excerpt(name, s->name[choice->of[ROLE_ACTION]],
                    strlen(s->name[choice->of[ROLE_ACTION]]));
     bool is_empty = true;

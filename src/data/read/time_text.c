@@ -450,6 +450,27 @@ static status fail_other_form(const time_plan *plan, const char *shown) {
                 plan->evidence, what[plan->form]);
 }
 
+/* For a message: the form of "28.02.2023 13:45" or "2/28/2023". */
+static const char *guess_format(const char *text, char out[48]) {
+    int first, second, year, end = 0;
+    char a, b;
+    if (sscanf(text, "%2d%c%2d%c%4d%n", &first, &a, &second, &b, &year, &end) != 5 || a != b ||
+        strchr("./-", a) == NULL || year < 1000)
+        return "";
+    bool has_month_first = a == '/' && first <= 12;
+    const char *rest = text + end;
+    int n_colons = (*rest == ' ') + (strchr(rest, ':') != strrchr(rest, ':'));
+    if (*rest != '\0' &&
+        (*rest != ' ' || strspn(rest, " 0123456789:") != strlen(rest) || strchr(rest, ':') == NULL))
+        return "";
+    snprintf(out, 48, ", perhaps '%%%c%c%%%c%c%%Y%s'", has_month_first ? 'm' : 'd', a,
+             has_month_first ? 'd' : 'm', a,
+             n_colons == 0   ? ""
+             : n_colons == 1 ? " %H:%M"
+                             : " %H:%M:%S");
+    return out;
+}
+
 status time_fail(const time_plan *plan, time_fault fault, const char *text, size_t n) {
     char shown[64];
     decimal d;
@@ -473,9 +494,10 @@ status time_fail(const time_plan *plan, time_fault fault, const char *text, size
         if (plan->form == TIME_RAW) return fail(ERR_FORMAT, "'%s' is not a whole number", shown);
         if (plan->format[0] != '\0')
             return fail(ERR_FORMAT, "'%s' does not fit --time-format", shown);
+        char format[48];
         return fail(ERR_FORMAT,
                     "'%s' is not a time: neither a number nor 2023-02-28T13:45:00Z; give other "
-                    "forms with --time-format",
-                    shown);
+                    "forms with --time-format%s",
+                    shown, guess_format(shown, format));
     }
 }

@@ -247,7 +247,11 @@ TEST(times_that_are_mixed_or_far_off) {
               "which is a number");
     check_bad("1,2,2020-01-01\n1,3,1577836800\n", "", 1,
               "in.csv:2: column 3: '1577836800' is of another form than in.csv:1 ('2020-01-01')");
-    check_bad("1,2,5.1.2020\n", "--header no", 1, "give other forms with --time-format");
+    check_bad("1,2,5.1.2020\n", "--header no", 1,
+              "give other forms with --time-format, perhaps '%d.%m.%Y'");
+    check_bad("1,2,5/28/2020 1:02:03\n", "--header no", 1, "perhaps '%m/%d/%Y %H:%M:%S'");
+    check_bad("1,2,28/5/2020 01:02\n", "--header no", 1, "perhaps '%d/%m/%Y %H:%M'");
+    check_bad("1,2,28.5.2020 noon\n", "--header no", 1, "with --time-format");
     check_bad("1,2,5.1.2020\n1,2,2020-01-05\n", "--header no --time-format %d.%m.%Y", 1,
               "in.csv:2: column 3: '2020-01-05' does not fit --time-format");
     check_bad("1,2,2020-01-01\n", "--time-zone Nowhere/Land", 2, "--time-zone 'Nowhere/Land' is");
