@@ -82,6 +82,11 @@ RNG_FN double rng_uniform64(uint32_t high, uint32_t low) {
     return (double)bits * (1.0 / 9007199254740992.0);
 }
 
+/* The same of words 2 pair and 2 pair + 1. */
+RNG_FN double rng_uniform_pair(const rng_block *b, int pair) {
+    return rng_uniform64(b->word[2 * pair], b->word[2 * pair + 1]);
+}
+
 /* Uniform in 0..n-1 by multiplication; the bias is below n / 2^32. */
 RNG_FN uint32_t rng_below(uint32_t word, uint32_t n) {
     return (uint32_t)(((uint64_t)word * n) >> 32);

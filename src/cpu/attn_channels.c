@@ -162,21 +162,11 @@ static status forward_chunk(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-/* The attention of the third channel. */
-static attn_args third_of(const attn_channels_args *a) {
-    attn_args third = a->of;
-    third.bias = BIAS_NONE;
-    third.stride_out = (int64_t)third.n_heads * third.dim_v;
-    third.out = a->third;
-    third.dout = a->third;
-    return third;
-}
-
 status cpu_attn_channels_fwd(backend *be, const attn_channels_args *args) {
     attn_channels_args a = *args;
     a.of.dout = NULL;
     channels_job job = {.be = be, .a = &a};
-    attn_args third = third_of(&a);
+    attn_args third = attn_channels_third(&a);
     TRY(attn_channels_args_check(&a));
     TRY(cpu_attn_fwd(be, &third));
     carve_work(&a, NULL, &job.bytes);
@@ -289,7 +279,7 @@ static status split_chunk(const cpu_rows *w) {
 
 status cpu_attn_channels_bwd(backend *be, const attn_channels_args *a) {
     channels_job job = {.be = be, .a = a};
-    attn_args third = third_of(a);
+    attn_args third = attn_channels_third(a);
     int32_t n = a->of.n_sequences, n_position = 2 * a->of.bias_len - 1;
     TRY(attn_channels_args_check(a));
     if (n == 0) return OK;

@@ -1,7 +1,6 @@
 /* A bipartite graph on a backend (graph_edges of ops.h): checked, with the edges of columns beside
  * those of rows, cut into pieces.  Whoever makes one owns it; ops only read it. */
-#ifndef HSTU_OPS_GRAPH_H
-#define HSTU_OPS_GRAPH_H
+#pragma once
 
 #include "ops/ops.h"
 
@@ -14,5 +13,3 @@ void graph_fini(graph_edges *g, backend *be);
 
 /* ERR_USAGE for arguments that no backend can take. */
 status graph_attn_args_check(const graph_attn_args *a, bool is_backward);
-
-#endif

@@ -427,6 +427,16 @@ typedef struct attn_channels_args {
     void *third; /* (Tq, H dim_v) act, room: the third channel; backward its gradient */
 } attn_channels_args;
 
+/* The attention of the third channel. */
+static inline attn_args attn_channels_third(const attn_channels_args *a) {
+    attn_args third = a->of;
+    third.bias = BIAS_NONE;
+    third.stride_out = (int64_t)third.n_heads * third.dim_v;
+    third.out = a->third;
+    third.dout = a->third;
+    return third;
+}
+
 /* Writes keys and values to pages (attn_pages): row i of k and v to row slot[i] % page_len of page
  * slot[i] / page_len; a negative slot: nowhere.  No two rows have the same slot. */
 typedef struct kv_put_args {

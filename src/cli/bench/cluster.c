@@ -252,18 +252,14 @@ static void fill_costs(draws *d) {
     }
 }
 
-static double uniform(const rng_block *b, int which) {
-    return rng_uniform64(b->word[2 * which], b->word[2 * which + 1]);
-}
-
 /* Devroye's rejection, as generated data; values above max become max. */
 static int64_t draw_zipf(double alpha, int64_t max, rng_key key, uint64_t at) {
     double less = alpha - 1, top = pow(2, less);
     for (uint64_t attempt = 0;; attempt++) {
         rng_block b = rng_draw64(key, at, attempt);
-        double k = floor(pow(1 - uniform(&b, 0), -1 / less)), ratio = pow(1 + 1 / k, less);
+        double k = floor(pow(1 - rng_uniform_pair(&b, 0), -1 / less)), ratio = pow(1 + 1 / k, less);
         bool is_huge = !(k < 1e15); /* the probability is 1 there, and not a number computed */
-        if (is_huge || uniform(&b, 1) * k * (ratio - 1) / (top - 1) <= ratio / top)
+        if (is_huge || rng_uniform_pair(&b, 1) * k * (ratio - 1) / (top - 1) <= ratio / top)
             return k > (double)max || is_huge ? max : (int64_t)k;
     }
 }
@@ -274,7 +270,8 @@ static void draw_lengths(draws *d, uint64_t step) {
     for (int64_t i = 0; i < d->n_users; i++) {
         rng_block b = rng_draw64(key, (uint64_t)i, 0);
         int64_t n = w->max_length;
-        if (w->lengths == LENGTHS_UNIFORM) n = (int64_t)(uniform(&b, 0) * (double)w->max_length);
+        if (w->lengths == LENGTHS_UNIFORM)
+            n = (int64_t)(rng_uniform_pair(&b, 0) * (double)w->max_length);
         if (w->lengths == LENGTHS_ZIPF)
             n = draw_zipf(w->length_alpha, w->max_length, key, (uint64_t)i);
         d->length[i] = (int32_t)n;
@@ -333,8 +330,8 @@ static void add_step(draws *d, uint64_t step, sums *s) {
     divide(d);
     for (int i = 0; i < d->n_gpus; i++) {
         rng_block b = rng_draw64(key, (uint64_t)i, 0);
-        double normal =
-            sqrt(-2 * log(1 - uniform(&b, 0))) * cos(6.283185307179586 * uniform(&b, 1));
+        double normal = sqrt(-2 * log(1 - rng_uniform_pair(&b, 0))) *
+                        cos(6.283185307179586 * rng_uniform_pair(&b, 1));
         double time = d->load[i] * (1 + d->r->spread * normal);
         sum += d->load[i];
         if (d->load[i] > largest) largest = d->load[i];

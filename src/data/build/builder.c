@@ -377,11 +377,6 @@ static uint64_t user_hash(const id_space *users, uint32_t u) {
     return hash64(text, n, 0);
 }
 
-static int compare_hashes(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Of the users with events those with the smallest hashes. */
 static status sample_users(write_job *job) {
     const builder *b = job->b;
@@ -392,7 +387,7 @@ static status sample_users(write_job *job) {
     for (uint32_t u = 0; u < users->n; u++)
         if (users->count[u] > 0) hash[n++] = user_hash(users, u);
     if (n > b->options.sample_users) {
-        qsort(hash, n, sizeof *hash, compare_hashes);
+        sort_uint64(hash, n);
         uint64_t most = hash[b->options.sample_users - 1];
         for (size_t k = 0; k < b->n_blocks; k++)
             for (uint64_t i = 0; i < b->blocks[k]->n; i++) {

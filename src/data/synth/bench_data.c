@@ -10,23 +10,20 @@ enum { FOR_LENGTH = 1, FOR_ITEM, FOR_ACTION, FOR_CONTEXT };
 /* A sensible distribution never rejects this many draws in a row; any other then gives `low`. */
 enum { MAX_ATTEMPTS = 1024 };
 
-static double uniform(const rng_block *b, int pair) {
-    return rng_uniform64(b->word[2 * pair], b->word[2 * pair + 1]);
-}
-
 static double normal(const rng_block *b) {
-    return sqrt(-2 * log(1 - uniform(b, 0))) * cos(6.283185307179586 * uniform(b, 1));
+    return sqrt(-2 * log(1 - rng_uniform_pair(b, 0))) *
+           cos(6.283185307179586 * rng_uniform_pair(b, 1));
 }
 
 /* Devroye's rejection: a power of a uniform number has nearly the right tail, and is accepted with
  * the probability that makes it exact.  false: rejected. */
 static bool draw_zipf(double alpha, const rng_block *b, double *out) {
     double less = alpha - 1, top = pow(2, less);
-    double k = floor(pow(1 - uniform(b, 0), -1 / less));
+    double k = floor(pow(1 - rng_uniform_pair(b, 0), -1 / less));
     if (!(k <= 9e18)) return false;
     double ratio = pow(1 + 1 / k, less);
     *out = k;
-    return uniform(b, 1) * k * (ratio - 1) / (top - 1) <= ratio / top;
+    return rng_uniform_pair(b, 1) * k * (ratio - 1) / (top - 1) <= ratio / top;
 }
 
 static double draw_lognormal(const draw_rule *r, const rng_block *b) {
@@ -39,7 +36,7 @@ static bool draw_real(const draw_rule *r, const rng_block *b, double *out) {
     double low = (double)r->low, n = (double)r->high - low + 1;
     switch (r->kind) {
     case DRAW_UNIFORM:
-        *out = low + floor(n * uniform(b, 0));
+        *out = low + floor(n * rng_uniform_pair(b, 0));
         return true;
     case DRAW_NORMAL:
         *out = round(r->mean + r->deviation * normal(b));

@@ -23,10 +23,6 @@ static rng_block draw(const synth_world *w, uint64_t user, uint32_t position, ui
     return rng_draw(w->key, (uint32_t)user, position, what, attempt);
 }
 
-static double uniform(const rng_block *b, int pair) {
-    return rng_uniform64(b->word[2 * pair], b->word[2 * pair + 1]);
-}
-
 /* The i with sum[i] <= x < sum[i + 1]. */
 static uint32_t find_interval(const double *sum, uint32_t n, double x) {
     uint32_t low = 0, high = n - 1;
@@ -162,8 +158,8 @@ synth_profile synth_user_profile(const synth_world *w, uint64_t user) {
 
 uint32_t synth_user_length(const synth_world *w, uint64_t user) {
     rng_block b = draw(w, user, 0, FOR_LENGTH, 0);
-    double radius = sqrt(-2 * log(1 - uniform(&b, 0)));
-    double normal = radius * cos(6.283185307179586 * uniform(&b, 1));
+    double radius = sqrt(-2 * log(1 - rng_uniform_pair(&b, 0)));
+    double normal = radius * cos(6.283185307179586 * rng_uniform_pair(&b, 1));
     double x = w->config.mean_len * exp(length_sigma * normal - length_sigma * length_sigma / 2);
     x = fmin(fmax(x + .5, MIN_EVENTS), w->max_len);
     return (uint32_t)x;
@@ -184,7 +180,7 @@ static bool has_seen(const synth_user *u, uint32_t slot) {
 /* Which topics a user comes to like: a third of the choices follow everybody's order of topics, a
  * third the order of the age group, a third the order of the country. */
 static uint32_t draw_topic(const synth_world *w, const synth_user *u, const rng_block *b) {
-    double x = uniform(b, 0) * w->topic_sum[w->n_topics];
+    double x = rng_uniform_pair(b, 0) * w->topic_sum[w->n_topics];
     uint32_t topic = find_interval(w->topic_sum, w->n_topics, x), kind = rng_below(b->word[2], 3);
     if (kind == 0) return topic;
     uint64_t group =
@@ -215,8 +211,8 @@ static uint32_t draw_new_topic(const synth_world *w, const synth_user *u, const 
 static void begin_event(const synth_world *w, const synth_user *u, latent *s, uint64_t user,
                         uint32_t position) {
     rng_block b = draw(w, user, position, FOR_SESSION, 0);
-    s->is_new_session = position == 0 || uniform(&b, 0) >= stay;
-    if (!s->is_new_session || position == 0 || uniform(&b, 1) >= drift) return;
+    s->is_new_session = position == 0 || rng_uniform_pair(&b, 0) >= stay;
+    if (!s->is_new_session || position == 0 || rng_uniform_pair(&b, 1) >= drift) return;
     uint32_t topic = draw_new_topic(w, u, s, SYNTH_TASTES, user, position);
     memmove(s->taste + 1, s->taste, (SYNTH_TASTES - 1) * sizeof *s->taste);
     s->taste[0] = topic;
@@ -244,10 +240,11 @@ static uint32_t draw_slot(const synth_world *w, latent *s, uint64_t user, uint32
                           uint32_t attempt) {
     rng_block how = draw(w, user, position, FOR_ITEM, 2 * attempt);
     rng_block which = draw(w, user, position, FOR_ITEM, 2 * attempt + 1);
-    double kind = uniform(&how, 0), x = uniform(&how, 1), y = uniform(&which, 0);
+    double kind = rng_uniform_pair(&how, 0), x = rng_uniform_pair(&how, 1),
+           y = rng_uniform_pair(&which, 0);
     if (s->is_new_session) s->topic = s->taste[pick(taste_weight, SYNTH_TASTES, x)];
     if (kind < noise) {
-        double z = uniform(&which, 1) * w->topic_sum[w->n_topics];
+        double z = rng_uniform_pair(&which, 1) * w->topic_sum[w->n_topics];
         return draw_in_topic(w, find_interval(w->topic_sum, w->n_topics, z), y);
     }
     if (!s->is_new_session && kind < noise + follow_ring)
@@ -335,7 +332,8 @@ static uint16_t rate(const synth_world *w, const latent *s, uint64_t user, uint3
     static const double liking[SYNTH_TASTES] = {1.5, 1.2, .9, .6};
     rng_block mood = draw(w, user, position, FOR_STARS, 0);
     rng_block item = rng_draw(w->key, slot, 0, FOR_STARS, 1u << 31);
-    double score = 2.2 + 1.6 * (uniform(&item, 0) - .5) + 2 * (uniform(&mood, 0) - .5);
+    double score =
+        2.2 + 1.6 * (rng_uniform_pair(&item, 0) - .5) + 2 * (rng_uniform_pair(&mood, 0) - .5);
     for (int i = 0; i < SYNTH_TASTES; i++) {
         if (s->taste[i] != w->topic_of[slot]) continue;
         score += liking[i];

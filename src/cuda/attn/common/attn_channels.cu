@@ -260,15 +260,6 @@ static __global__ void __launch_bounds__(CHANNELS_THREADS)
     third[at] = ((const T *)a.dout)[i * a.stride_out + channels_column(a, c) + 2 * a.dim_v];
 }
 
-static attn_args channels_third(const attn_channels_args *a) {
-    attn_args third = a->of;
-    third.bias = BIAS_NONE;
-    third.stride_out = (int64_t)third.n_heads * third.dim_v;
-    third.out = a->third;
-    third.dout = a->third;
-    return third;
-}
-
 /* Blocks for tiles of `each` of at most `max_len` rows of every sequence, and all columns. */
 static dim3 channels_grid(const attn_args *a, int max_len, int each) {
     int64_t n_columns = cuda_div_up((int64_t)a->n_heads * a->dim_v, CHANNELS_COLUMNS);
@@ -283,7 +274,7 @@ template <typename T> static status channels_fwd(backend *be, const attn_args *a
 }
 
 status cuda_attn_channels_fwd(backend *be, const attn_channels_args *args) {
-    attn_args a = args->of, third = channels_third(args);
+    attn_args a = args->of, third = attn_channels_third(args);
     TRY(attn_channels_args_check(args));
     if (a.n_sequences == 0 || a.max_len_q == 0) return OK;
     TRY(cuda_attn_fwd(be, &third));
@@ -309,7 +300,7 @@ template <typename T> static status channels_split(backend *be, const attn_args 
 
 status cuda_attn_channels_bwd(backend *be, const attn_channels_args *args) {
     const attn_args *a = &args->of;
-    attn_args third = channels_third(args);
+    attn_args third = attn_channels_third(args);
     void *sums;
     TRY(attn_channels_args_check(args));
     if (a->n_sequences == 0 || a->n_rows_q == 0) return OK;
