@@ -109,6 +109,7 @@ extern const command bench_commands[], mask_commands[], plan_commands[], state_c
     COMMAND(sweep, "train with many option values and compare the results")                        \
     COMMAND(eval, "evaluate a trained model on held-out events")                                   \
     COMMAND(compare, "compare runs")                                                               \
+    COMMAND(card, "write a model card of a run")                                                   \
     COMMAND(recommend, "recommend items to users")                                                 \
     COMMAND(score, "score given items for users")                                                  \
     COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
