@@ -110,10 +110,14 @@ static void add_rows(float *sum, const float *w, const float *const *row, int64_
         vec_store(sum + d + 3 * VEC, s3);
     }
     for (; d + VEC <= dim; d += VEC) {
-        vec s = vec_load(sum + d);
-        for (int32_t e = 0; e < n; e++)
+        vec s = vec_load(sum + d), odd = vec_all(0);
+        int32_t e = 0;
+        for (; e + 1 < n; e += 2) {
             s += vec_all(w[e]) * vec_load(row[e] + at + d);
-        vec_store(sum + d, s);
+            odd += vec_all(w[e + 1]) * vec_load(row[e + 1] + at + d);
+        }
+        if (e < n) s += vec_all(w[e]) * vec_load(row[e] + at + d);
+        vec_store(sum + d, s + odd);
     }
     for (int32_t e = 0; e < n && d < dim; e++)
         for (int32_t c = d; c < dim; c++)
@@ -121,45 +125,59 @@ static void add_rows(float *sum, const float *w, const float *const *row, int64_
 }
 
 /* x of the edges of a block, and what f gets: x, or slope x where x is negative. */
-static void score(const graph_pass *p, int32_t own, int32_t h, const edge_block *b, float x[EDGES],
-                  float y[EDGES]) {
+static vec score(const graph_pass *p, int32_t own, int32_t h, const edge_block *b, vec *x) {
     const graph_attn_args *a = p->a;
     int32_t heads = a->n_heads;
     bool has_terms = p->own != NULL || a->left != NULL || a->right != NULL || a->bias != NULL;
-    float start = has_terms ? 0.0f : 1.0f;
+    float start = has_terms ? 0.0f : 1.0f, term[EDGES];
     if (p->own_term != NULL) start += p->own_term[at_row(own, heads) + h];
+    *x = vec_all(start);
     if (p->own != NULL) {
         int64_t at = (int64_t)h * a->dim_qk;
-        dot_rows(p->own + at_row(own, p->stride_own) + at, b->score_row, at, a->dim_qk, x);
-        for (int e = 0; e < EDGES; e++)
-            x[e] = x[e] * a->alpha + start;
-    } else {
-        for (int e = 0; e < EDGES; e++)
-            x[e] = start;
+        dot_rows(p->own + at_row(own, p->stride_own) + at, b->score_row, at, a->dim_qk, term);
+        *x += a->alpha * vec_load(term);
     }
-    for (int e = 0; e < EDGES && p->other_term != NULL; e++)
-        x[e] += p->other_term[at_row(b->other[e], heads) + h];
-    for (int e = 0; e < EDGES && a->bias != NULL; e++)
-        x[e] += a->bias[at_row(b->place[e], a->bias_heads) + (a->bias_heads > 1 ? h : 0)];
-    for (int e = 0; e < EDGES; e++)
-        y[e] = x[e] < 0 ? a->slope * x[e] : x[e];
+    if (p->other_term != NULL) {
+        for (int e = 0; e < EDGES; e++)
+            term[e] = p->other_term[at_row(b->other[e], heads) + h];
+        *x += vec_load(term);
+    }
+    if (a->bias != NULL) {
+        for (int e = 0; e < EDGES; e++)
+            term[e] = a->bias[at_row(b->place[e], a->bias_heads) + (a->bias_heads > 1 ? h : 0)];
+        *x += vec_load(term);
+    }
+    return a->slope == 1 ? *x : vec_select((vec_int)(*x < 0), a->slope * *x, *x);
 }
 
-/* w = f(y) of SiLU, sigmoid and identity; slope = f'(y). */
-static void weigh(graph_weight f, const float y[EDGES], float w[EDGES], float slope[EDGES]) {
-    for (int e = 0; e < EDGES; e++) {
-        float s = 1.0f / (1.0f + vec_exp(-y[e]));
-        w[e] = f == GRAPH_SILU ? y[e] * s : f == GRAPH_SIGMOID ? s : y[e];
-        slope[e] = f == GRAPH_SILU      ? s + s * (y[e] - y[e] * s)
-                   : f == GRAPH_SIGMOID ? s - s * s
-                                        : 1.0f;
-    }
+/* f(y) of SiLU, sigmoid and identity; *slope = f'(y). */
+static vec weigh(graph_weight f, vec y, vec *slope) {
+    *slope = vec_all(1);
+    if (f == GRAPH_IDENTITY) return y;
+    vec s = vecs_sigmoid(y);
+    *slope = f == GRAPH_SILU ? s + s * (y - y * s) : s - s * s;
+    return f == GRAPH_SILU ? y * s : s;
+}
+
+/* x for the first n edges of a block, else 0. */
+static vec of_edges(vec x, int32_t n) {
+    vec_int lane = {0};
+    for (int e = 0; e < EDGES; e++)
+        lane[e] = e;
+    return n == EDGES ? x : vec_select((vec_int)(lane < n), x, vec_all(0));
+}
+
+static float sum_of(const float x[EDGES]) {
+    float sum = 0;
+    for (int e = 0; e < EDGES; e++)
+        sum += x[e];
+    return sum;
 }
 
 /* The sums of a piece, forward.  A softmax's are scaled by exp(-largest). */
 typedef struct fwd_state {
     float *out;           /* (H, dim_v) */
-    float *largest, *sum; /* (H) */
+    float *largest, *sum; /* (H), (H, EDGES): of every EDGES-th edge */
     int32_t *best;        /* (H, dim_v), of a maximum */
 } fwd_state;
 
@@ -179,27 +197,29 @@ static void clear_state(const graph_pass *p, const fwd_state *s) {
     for (int64_t c = 0; c < width_of(p) && is_max; c++)
         s->best[c] = -1;
     for (int32_t h = 0; h < p->a->n_heads; h++)
-        s->largest[h] = -INFINITY, s->sum[h] = 0;
+        s->largest[h] = -INFINITY;
+    memset(s->sum, 0, sizeof *s->sum * EDGES * (size_t)p->a->n_heads);
 }
 
 static void rescale(const graph_pass *p, const fwd_state *s, int32_t h, float largest) {
     float factor = s->largest[h] > -INFINITY ? vec_exp(s->largest[h] - largest) : 0.0f;
     s->largest[h] = largest;
-    s->sum[h] *= factor;
+    vec_store(s->sum + h * EDGES, factor * vec_load(s->sum + h * EDGES));
     for (int32_t d = 0; d < p->a->dim_v && p->rows != NULL; d++)
         s->out[(int64_t)h * p->a->dim_v + d] *= factor;
 }
 
 /* The weights of a softmax so far; a NaN stays one. */
-static void take_softmax(const graph_pass *p, const fwd_state *s, int32_t h, int32_t n,
-                         const float y[EDGES], float w[EDGES]) {
+static vec take_softmax(const graph_pass *p, const fwd_state *s, int32_t h, vec y) {
     float largest = s->largest[h];
-    for (int32_t e = 0; e < n; e++)
-        largest = y[e] > largest || isnan(y[e]) ? y[e] : largest;
-    if (largest != s->largest[h]) rescale(p, s, h, largest);
-    bool has_any = largest != -INFINITY;
+    vec_int is_within = (vec_int)(y <= vec_all(largest));
+    int32_t all = -1;
     for (int e = 0; e < EDGES; e++)
-        w[e] = has_any ? vec_exp(y[e] - largest) : 0.0f;
+        all &= is_within[e];
+    for (int e = 0; e < EDGES && all == 0; e++)
+        largest = y[e] > largest || isnan(y[e]) ? y[e] : largest;
+    if (all == 0) rescale(p, s, h, largest);
+    return largest == -INFINITY ? vec_all(0) : vecs_exp(y - largest);
 }
 
 static void take_largest(const graph_pass *p, const fwd_state *s, int32_t h, const edge_block *b,
@@ -218,16 +238,15 @@ static void fwd_head(const graph_pass *p, const graph_piece *piece, const edge_b
                      const fwd_state *s) {
     const graph_attn_args *a = p->a;
     bool is_softmax = a->f == GRAPH_SOFTMAX;
-    float x[EDGES], y[EDGES], w[EDGES];
-    score(p, piece->row, h, b, x, y);
-    if (is_softmax)
-        take_softmax(p, s, h, b->n, y, w);
-    else
-        weigh(a->f, y, w, x);
+    float w[EDGES], kept[EDGES], *sum = s->sum + h * EDGES;
+    vec x, y = score(p, piece->row, h, b, &x);
+    vec weight = is_softmax ? take_softmax(p, s, h, y) : weigh(a->f, y, &x);
+    weight = of_edges(weight, b->n);
+    vec_store(w, weight);
+    vec_store(kept, is_softmax ? y : weight);
+    vec_store(sum, vec_load(sum) + weight);
     for (int32_t e = 0; e < b->n && a->weights != NULL; e++)
-        a->weights[at_row(b->place[e], a->n_heads) + h] = is_softmax ? y[e] : w[e];
-    for (int32_t e = 0; e < b->n; e++)
-        s->sum[h] += w[e];
+        a->weights[at_row(b->place[e], a->n_heads) + h] = kept[e];
     if (p->rows == NULL) return;
     int64_t at = (int64_t)h * a->dim_v;
     if (a->sum == GRAPH_MAX)
@@ -246,7 +265,8 @@ static void fwd_merge(const graph_pass *p, const fwd_state *to, const fwd_state 
             if (largest > to->largest[h] || isnan(largest)) rescale(p, to, h, largest);
             factor = largest == -INFINITY ? 0.0f : vec_exp(largest - to->largest[h]);
         }
-        to->sum[h] += factor * from->sum[h];
+        float *sum = to->sum + h * EDGES;
+        vec_store(sum, vec_load(sum) + factor * vec_load(from->sum + h * EDGES));
         for (int64_t c = (int64_t)h * dim; c < (int64_t)(h + 1) * dim; c++) {
             float x = from->out[c];
             if (a->sum != GRAPH_MAX) {
@@ -272,7 +292,7 @@ static void fwd_finish(const graph_pass *p, int32_t row, const fwd_state *s) {
     int64_t n_best = (int64_t)a->n_heads * a->dim_v;
     for (int32_t h = 0; h < a->n_heads; h++) {
         bool is_softmax = a->f == GRAPH_SOFTMAX, has_any = s->largest[h] != -INFINITY;
-        float scale = p->scale * factor, sum = s->sum[h];
+        float scale = p->scale * factor, sum = sum_of(s->sum + h * EDGES);
         if (is_softmax) scale = has_any ? scale / sum : 0.0f;
         for (int64_t c = h * (int64_t)a->dim_v; c < (h + 1) * (int64_t)a->dim_v && p->rows; c++)
             out[c] = a->sum == GRAPH_MAX && s->best[c] < 0 ? 0.0f : s->out[c] * scale;
@@ -350,7 +370,7 @@ static status normalise_chunk(const cpu_rows *w) {
 }
 
 static int64_t fwd_floats(const graph_attn_args *a) {
-    return (int64_t)a->n_heads * ((a->v != NULL ? a->dim_v : 0) + 2);
+    return (int64_t)a->n_heads * ((a->v != NULL ? a->dim_v : 0) + 1 + EDGES);
 }
 
 /* Bytes of the parts of a forward pass. */
@@ -447,21 +467,25 @@ static void bwd_weights(const graph_pass *p, int32_t column, const edge_block *b
 static void bwd_head(const graph_pass *p, const graph_piece *piece, const edge_block *b, int32_t h,
                      const bwd_state *s) {
     const graph_attn_args *a = p->a;
-    float x[EDGES], y[EDGES], w[EDGES], slope[EDGES], dw[EDGES], dx[EDGES];
-    score(p, piece->row, h, b, x, y);
-    if (a->f != GRAPH_SOFTMAX) weigh(a->f, y, w, slope);
-    for (int e = 0; e < EDGES && a->f == GRAPH_SOFTMAX; e++) {
-        float sum = a->row_sum[at_row(b->other[e], a->n_heads) + h];
-        w[e] = sum == -INFINITY ? 0.0f : vec_exp(y[e] - sum);
+    float w[EDGES], dw[EDGES], dx[EDGES], term[EDGES];
+    vec x, slope = vec_all(0), y = score(p, piece->row, h, b, &x);
+    if (a->f == GRAPH_SOFTMAX) {
+        for (int e = 0; e < EDGES; e++)
+            term[e] = a->row_sum[at_row(b->other[e], a->n_heads) + h];
+        vec sum = vec_load(term);
+        vec_store(w, vec_select((vec_int)(sum == -INFINITY), vec_all(0), vecs_exp(y - sum)));
+    } else {
+        vec_store(w, weigh(a->f, y, &slope));
     }
     bwd_weights(p, piece->row, b, h, w, dw, s);
     if (!wants_dx(a)) return;
-    for (int e = 0; e < EDGES; e++) {
-        float d = dw[e] * slope[e];
-        if (a->f == GRAPH_SOFTMAX)
-            d = w[e] * (dw[e] - p->delta[at_row(b->other[e], a->n_heads) + h]);
-        dx[e] = x[e] < 0 ? a->slope * d : d;
+    vec d = vec_load(dw) * slope;
+    if (a->f == GRAPH_SOFTMAX) {
+        for (int e = 0; e < EDGES; e++)
+            term[e] = p->delta[at_row(b->other[e], a->n_heads) + h];
+        d = vec_load(w) * (vec_load(dw) - vec_load(term));
     }
+    vec_store(dx, vec_select((vec_int)(x < 0), a->slope * d, d));
     for (int32_t e = 0; e < b->n; e++)
         s->dright[h] += dx[e];
     for (int32_t e = 0; e < b->n && p->dx != NULL; e++)
