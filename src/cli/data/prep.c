@@ -25,6 +25,7 @@ static const char notes[] =
     "Sources:\n"
     "  ml-100k, ml-1m, ml-20m                    MovieLens, actions 0..4 or 0..9\n"
     "  kuairand-pure, kuairand-1k, kuairand-27k  KuaiRand, eight signals as bits\n"
+    "  kuairec                                   KuaiRec: big_matrix.csv, no actions\n"
     "  amzn-books                                ratings_Books.csv, 5 ratings or more\n"
     "  amzn-beauty, amzn-sports, amzn-toys       Amazon reviews 2014, 5-core JSON lines\n"
     "  processed-seqs                            a user per row, as --emit-csv writes\n"

@@ -136,6 +136,20 @@ status read_kuairand(source_job *job) {
     return job_read_side(job, &videos, NULL);
 }
 
+/* KuaiRec: the log of all users, big_matrix.csv, and their features.  Times are seconds with a
+ * fraction.  How much of a video somebody watched is not an action, and is not read. */
+status read_kuairec(source_job *job) {
+    static const csv_column columns[] = {
+        {ROLE_USER, "user_id"}, {ROLE_ITEM, "video_id"}, {ROLE_TIME, "timestamp"}};
+    static const side_file users = {
+        "user_features.csv", {",", true}, true, user_columns, 6, NULL, 0, false};
+    csv_layout t;
+    job_layout(job, &t, ",", true);
+    time_plan_set(&t.times, TIME_NUMBER, UNIT_S, true);
+    TRY(job_read_member(job, "big_matrix.csv", &t, true, columns, 3));
+    return job_read_side(job, &users, user_columns + 1);
+}
+
 /* Amazon Books (2014): ratings_Books.csv, "user,item,rating,time" without a header, ids are
  * strings. The builder keeps items and users with at least five ratings (sources.c).  Ids sorted by
  * bytes and numbered from 1 are the reference's categorical codes + 1. */

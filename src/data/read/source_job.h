@@ -85,6 +85,7 @@ status read_ml_100k(source_job *job);
 status read_ml_1m(source_job *job);
 status read_ml_20m(source_job *job);
 status read_kuairand(source_job *job);
+status read_kuairec(source_job *job);
 status read_amazon_books(source_job *job);
 status read_amazon_reviews(source_job *job);
 status read_processed_seqs(source_job *job);

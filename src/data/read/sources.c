@@ -20,6 +20,8 @@ const source sources[] = {
      1000, .has_user_feature = true},
     {"kuairand-27k", "KuaiRand-27K: the same files with _27k, the logs in two parts each",
      "video_id", read_kuairand, ACTION_BITS, 1000, .has_user_feature = true},
+    {"kuairec", "KuaiRec: big_matrix.csv and user_features.csv", "video_id", read_kuairec,
+     ACTION_NONE, 1, .has_ns_times = true, .has_user_feature = true},
     /* The filter of the reference: both counts taken once, on the raw data, then users with fewer
      * than 5 events left are dropped. */
     {"amzn-books", "Amazon Books 2014: ratings_Books.csv; items and users with at least 5 ratings",
@@ -137,6 +139,7 @@ static status plan_options(const source *s, const source_request *r, builder_opt
     bool has_text_ids = s->has_text_ids || r->has_text_ids;
     *out = (builder_options){.has_text_users = has_text_ids,
                              .has_text_items = has_text_ids,
+                             .has_ns_times = s->has_ns_times,
                              .has_user_feature = s->has_user_feature,
                              .actions = s->actions,
                              .time_per_second = s->time_per_second,

@@ -19,6 +19,7 @@ typedef struct source {
     action_kind actions;
     int64_t time_per_second;
     bool has_text_ids;
+    bool has_ns_times;        /* builder_options: its reader sets a plan for them */
     bool has_user_feature;    /* builder_options: as in NVIDIA's preprocessing of the same data */
     bool has_columns;         /* takes --user-col and the other column options */
     bool is_table;            /* one event a row, in one or more files: see table_source.c */

@@ -12,9 +12,10 @@ TEST(usage_errors) {
     put_file("in.csv", "1,2,3\n");
     prep_fails("", 2, "SOURCE");
     prep_fails("ml-2m --input in.csv --out out", 2, "source 'ml-2m' is unknown; did you mean 'ml-");
-    prep_fails("netflix --input in.csv --out out", 2,
-               "ml-100k, ml-1m, ml-20m, kuairand-pure, kuairand-1k, kuairand-27k, amzn-books, "
-               "amzn-beauty, amzn-sports, amzn-toys, processed-seqs, csv");
+    prep_fails(
+        "netflix --input in.csv --out out", 2,
+        "ml-100k, ml-1m, ml-20m, kuairand-pure, kuairand-1k, kuairand-27k, kuairec, amzn-books, "
+        "amzn-beauty, amzn-sports, amzn-toys, processed-seqs, csv");
     prep_fails("csv --out out", 2, "--input is missing");
     prep_fails("csv --input in.csv", 2, "--out is missing");
     prep_fails("csv --input in.csv --out out --user-cl 1", 2, "--user-col");

@@ -500,6 +500,35 @@ TEST(kuairand_1k_and_27k_have_their_own_file_names) {
     CHECK_STR(get_file("out27.csv"), wanted_csv);
 }
 
+/* Times are seconds with a fraction; other columns are not read. */
+#define KUAIREC "user_id,video_id,play_duration,video_duration,time,date,timestamp,watch_ratio\n"
+TEST(kuairec) {
+    put_file("bad/big_matrix.csv", KUAIREC "7,149,1,2,,20200705,,0.8\n");
+    prep_fails("kuairec --input bad --out out", 1, "big_matrix.csv:2: timestamp");
+    put_file("bad/big_matrix.csv", "user_id,video_id\n7,149\n");
+    prep_fails("kuairec --input bad --out out", 1, "timestamp");
+    prep_fails("kuairec --input nowhere --out out", 1, "nowhere");
+    put_file("rec/data/big_matrix.csv",
+             KUAIREC "7,149,6067,7068,2020-07-05 05:27:48.378,20200705,1593898068.378,0.85838\n"
+                     "7,30,13838,10867,2020-07-05 00:08:23.438,20200705,1593878903.438,1.27340\n"
+                     "0,149,100,7068,2020-07-06 00:00:00,20200706,1593964800,0.0141\n");
+    put_file("rec/data/user_features.csv",
+             "user_id,user_active_degree,is_lowactive_period,follow_user_num,follow_user_num_range,"
+             "fans_user_num_range,friend_user_num_range,register_days,register_days_range\n"
+             "7,high_active,0,5,\"(0,10]\",0,0,107,61-90\n0,full_active,0,0,0,0,0,327,181-365\n");
+    char *out = prep_ok("kuairec --input rec --out out --json --emit-csv out.csv");
+    CHECK_CONTAINS(out, "\"users\":2,\"items\":2,\"catalogue\":2,\"events\":3,\"max_len\":2,"
+                        "\"first_time\":1593878903438,\"last_time\":1593964800000,");
+    CHECK_CONTAINS(get_file("out.csv"), "[30, 149]");
+    char path[4096];
+    seq_file *s;
+    snprintf(path, sizeof path, "%s/out", test_folder());
+    CHECK_OK(seq_file_open(&s, path, NULL));
+    CHECK_EQ(s->actions, ACTION_NONE);
+    CHECK_EQ(s->time_per_second, 1000);
+    seq_file_close(s);
+}
+
 TEST(kuairand_missing_and_damaged_logs) {
     put_file("k/log_standard_4_08_to_4_21_pure.csv", first_log);
     prep_fails("kuairand-pure --input k --out out", 1,
