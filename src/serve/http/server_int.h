@@ -66,6 +66,7 @@ typedef struct shown_lists {
 
 /* The list of a user that an answer gives, and events that came for a user. */
 void shown_note(server *s, int model, const engine_id *user, const engine_answer *a);
+void shown_forget(server *s, const engine_id *user); /* who is erased */
 void shown_compare(server *s, const engine_user_events *u, const engine_added *added);
 
 void metrics_count(server_metrics *m, route_name route, int code, uint64_t ns);

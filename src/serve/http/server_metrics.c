@@ -283,6 +283,14 @@ void shown_note(server *s, int model, const engine_id *user, const engine_answer
     pthread_mutex_unlock(&all->lock);
 }
 
+void shown_forget(server *s, const engine_id *user) {
+    uint64_t key = hash_of(user);
+    pthread_mutex_lock(&s->shown.lock);
+    shown_list *l = &s->shown.list[key / 2 % SHOWN_USERS];
+    if (l->user == key) *l = (shown_list){0};
+    pthread_mutex_unlock(&s->shown.lock);
+}
+
 /* An item counts once for each list. */
 void shown_compare(server *s, const engine_user_events *u, const engine_added *added) {
     uint64_t key = hash_of(&u->user);

@@ -130,6 +130,7 @@ void serve_get_user(call *c) {
 static void reply_erased(void *context) {
     call *c = context;
     const engine_change *change = c->state;
+    if (change->st == OK) shown_forget(c->s, &change->user);
     if (change->st == OK && !change->existed) {
         call_fail(c, 404, "there is no user '%s': nothing to erase", c->part[2]);
         return;

@@ -142,6 +142,11 @@ TEST(server_counts_hits_of_its_lists) {
     ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_strangers_total{model=\"toy\"} 1\n");
     ask(&r, "GET", "/metrics", "", 200, "hstu_event_items_total{known=\"yes\"} 3\n");
     ask(&r, "GET", "/metrics", "", 200, "hstu_event_items_total{known=\"no\"} 1\n");
+    /* What is erased is forgotten here, too. */
+    (void)rig_json(&r, &a, "DELETE", "/v1/users/7", "");
+    snprintf(body, sizeof body, "{\"user\": 7, \"events\": [%d]}", shown);
+    (void)rig_json(&r, &a, "POST", "/v1/events", body);
+    ask(&r, "GET", "/metrics", "", 200, "hstu_recommended_events_total{model=\"toy\"} 4\n");
     arena_fini(&a);
     rig_close(&r);
 }
