@@ -17,6 +17,7 @@
 #   make uninstall PREFIX=... removes them again
 #   make deb                 Debian packages in build/deb
 #   make dist                one program file for every Linux with glibc 2.28, x86-64 and arm64, in build/dist
+#   make wheel               its Python wheel, manylinux_2_28, in build/dist; WHEEL_ARCH=aarch64 for the other architecture
 #
 # What is optional (libarchive, libcurl, libmicrohttpd, SQLite, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
@@ -177,7 +178,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
 
-.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist wheel gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -427,6 +428,18 @@ deb:
 # Needs apt-get and Python's package index; tests/dist.sh tries the result.
 dist:
 	tools/dist.sh '$(VERSION)'
+
+# Of a copy, because the build leaves files beside its source.
+WHEEL_ARCH ?= $(MACHINE)
+WHEEL_PYTHON := build/python/bin/python
+WHEEL_TAG := manylinux_2_28_$(WHEEL_ARCH)
+wheel:
+	WITH_LIBRARY=1 tools/dist.sh '$(VERSION)' $(WHEEL_ARCH)
+	$(WHEEL_PYTHON) -m pip install -q --disable-pip-version-check --timeout 15 --retries 1 build auditwheel
+	rm -rf build/dist/wheel && cp -r python build/dist/wheel
+	HSTU_ROOT='$(CURDIR)' HSTU_LIBRARY='$(CURDIR)/build/dist/$(WHEEL_ARCH)/libhstu.so' HSTU_PLATFORM=$(WHEEL_TAG) SOURCE_DATE_EPOCH=315532800 \
+		$(WHEEL_PYTHON) -m build -q --wheel --outdir build/dist build/dist/wheel
+	$(WHEEL_PYTHON) -m auditwheel show build/dist/hstu-$(VERSION)-py3-none-$(WHEEL_TAG).whl
 
 clean:
 	rm -rf build hstu libhstu.a

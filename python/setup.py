@@ -1,10 +1,10 @@
 """Builds libhstu.so and the program hstu with make and puts them into the wheel, with the configs that the program looks for.
 
-They are built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and
-for any CPU of the architecture (ARCH=), so they need the C library alone, with CUDA that of C++, too, and cuBLASLt
-where a GPU is used.  The wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a
-library that is there already, and the program beside it; the wheel is then tagged for Linux only.  HSTU_ROOT is the repository, where this file
-is not in it."""
+They are built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and for any CPU
+of the architecture (ARCH=), so they need the C library alone, with CUDA that of C++, too, and cuBLASLt where a GPU is used.
+The wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a library that is there already, and
+the program beside it; the wheel is then tagged for Linux only, or as HSTU_PLATFORM says (make wheel).  HSTU_ROOT is the
+repository, where this file is not in it."""
 import os
 import platform
 import re
@@ -58,7 +58,7 @@ class PlatformWheel(bdist_wheel):
         tag = f"linux_{name}"
         if not GIVEN and libc[0] == "glibc":
             tag = f"manylinux_{'_'.join(libc[1].split('.')[:2])}_{name}"
-        return "py3", "none", tag
+        return "py3", "none", os.environ.get("HSTU_PLATFORM") or tag
 
 
 class BinaryDistribution(Distribution):

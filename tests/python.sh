@@ -5,6 +5,8 @@
 #
 #   tests/python.sh          the library of build/release, as `make build/release/libhstu.so` makes it
 #   tests/python.sh --wheel  the library that the wheel builds itself (a whole build; CUDA=0 leaves the GPU out) and its tag
+#   tests/python.sh --manylinux   the wheel of `make wheel`: what auditwheel says of it, its installation without a compiler in
+#                                 less than 20 s, and the checks with its own program
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -13,6 +15,24 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 pip="-m pip install -q --timeout 15 --retries 1 --disable-pip-version-check"
 
+manylinux() {
+    local begin seconds wheel
+    make -s wheel >"$place/wheel.log" 2>&1 || { tail -n 20 "$place/wheel.log" && return 1; }
+    tr '\n' ' ' <"$place/wheel.log" | grep -q "consistent with the following platform tag: \"manylinux_2_28_$(uname -m)\"" ||
+        { echo "auditwheel does not call it manylinux_2_28" && return 1; }
+    wheel=$(echo build/dist/*-manylinux_2_28_"$(uname -m)".whl)
+    python3 -m venv "$place/fresh"
+    begin=$(date +%s%N)
+    PATH=/nothing "$place/fresh/bin/python" $pip --no-index "$wheel"
+    seconds=$(((($(date +%s%N) - begin)) / 1000000000))
+    [ $seconds -lt 20 ] || { echo "pip took $seconds s" && return 1; }
+    (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$place/fresh/bin/hstu" "$place/run")
+    echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $seconds s"
+}
+if [ "${1:-}" = --manylinux ]; then
+    manylinux
+    exit
+fi
 if [ "${1:-}" != --wheel ]; then
     [ -e build/release/libhstu.so ] || make -s build/release/libhstu.so >/dev/null
     export HSTU_LIBRARY=$root/build/release/libhstu.so

@@ -4,6 +4,7 @@
 # from Debian's sources and linked in.  What the program can do without is left out: libcurl ('hstu prep --download'),
 # libarchive (.zip and .tar.gz data sets), snappy, CUDA.  MPI and XGBoost are found when it runs.
 # The same sources and the same zig give the same bytes.
+# WITH_LIBRARY=1: libhstu.so, too, for `make wheel`, in build/dist/TARGET.
 # usage: tools/dist.sh VERSION [TARGET...]
 set -eu
 cd "$(dirname "$0")/.."
@@ -69,7 +70,7 @@ for target in "$@"; do
     # zig's runtime library does not know which instructions the machine has; gcc's does.
     extra=$([ "$target" != x86_64 ] || gcc -print-libgcc-file-name)
     make CUDA=0 MPICC= ARCH= B="build/dist/$target" CC="$cc" CFLAGS="-fno-sanitize=undefined -ffile-prefix-map=$root=. -I$deps/include" \
-        LDFLAGS="-L$deps/lib -s -Wl,--build-id=none $extra" "build/dist/$target/hstu"
+        LDFLAGS="-L$deps/lib -s -Wl,--build-id=none $extra" "build/dist/$target/hstu" ${WITH_LIBRARY:+"build/dist/$target/libhstu.so"}
     cp "build/dist/$target/hstu" "$out"
     echo "$out"
 done
