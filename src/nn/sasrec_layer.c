@@ -74,54 +74,28 @@ static status alloc_scratch(layer_scratch *scratch, const layer *of, const nn_ro
     return nn_new_act(memory, &s->d_kv, n, 2 * (int64_t)c->dim);
 }
 
-/* Elements from `at` on of a gradient, where there is one. */
-static float *grad_at(const param *p, int64_t at) {
-    return p->grad != NULL ? p->grad + at : NULL;
+/* The first third of the rows of in_proj makes the queries, the others keys and values. */
+static linear_args q_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
+    linear_args a = linear_of_param(l->in_proj, l->in_proj_bias, n, acts->normed, acts->q);
+    a.n_out = l->config.dim;
+    return a;
 }
 
-/* y = x W^T + b with rows first_row .. of a weight stored (n_out, n_in). */
-static linear_args linear_of(const param *w, const param *b, int64_t first_row, int64_t n,
-                             int32_t n_in, int32_t n_out) {
-    return (linear_args){.n = n,
-                         .n_in = n_in,
-                         .n_out = n_out,
-                         .is_transposed = true,
-                         .f = EPILOGUE_NONE,
-                         .w = w->value + first_row * n_in,
-                         .bias = b->value + first_row,
-                         .dw = grad_at(w, first_row * n_in),
-                         .dbias = grad_at(b, first_row)};
-}
-
-static linear_args q_of(const sasrec_layer *l, int64_t n) {
+static linear_args kv_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n, const void *x) {
     int32_t e = l->config.dim;
-    return linear_of(l->in_proj, l->in_proj_bias, 0, n, e, e);
-}
-
-static linear_args kv_of(const sasrec_layer *l, int64_t n) {
-    int32_t e = l->config.dim;
-    return linear_of(l->in_proj, l->in_proj_bias, e, n, e, 2 * e);
-}
-
-static linear_args out_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
-    int32_t e = l->config.dim;
-    linear_args a = linear_of(l->out_proj, l->out_proj_bias, 0, n, e, e);
-    a.x = acts->attn;
+    linear_args a = linear_of_param(l->in_proj, l->in_proj_bias, n, x, acts->kv);
+    a.n_out = 2 * e;
+    a.w += (int64_t)e * e;
+    a.bias += e;
+    if (a.dw != NULL) a.dw += (int64_t)e * e;
+    if (a.dbias != NULL) a.dbias += e;
     return a;
 }
 
 static linear_args ffn1_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
-    linear_args a = linear_of(l->w1, l->b1, 0, n, l->config.dim, l->config.dim_ffn);
+    linear_args a = linear_of_param(l->w1, l->b1, n, acts->z, acts->ffn);
     a.f = l->config.f;
-    a.x = acts->z;
     a.z = acts->ffn_z;
-    a.y = acts->ffn;
-    return a;
-}
-
-static linear_args ffn2_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t n) {
-    linear_args a = linear_of(l->w2, l->b2, 0, n, l->config.dim_ffn, l->config.dim);
-    a.x = acts->ffn;
     return a;
 }
 
@@ -191,14 +165,10 @@ static status attention_fwd(const layer *of, const sasrec_acts *acts, backend *b
     int64_t n = s->n_tokens;
     norm_args norm = norm_of(l, acts, n, 0, x, acts->normed),
               norm2 = norm_of(l, acts, n, 1, acts->sum, acts->z);
-    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, acts, n);
+    linear_args q = q_of(l, acts, n), kv = kv_of(l, acts, n, x),
+                out = linear_of_param(l->out_proj, l->out_proj_bias, n, acts->attn, acts->sum);
     softmax_attn_args attn = attn_of(l, acts, be, s);
-    q.x = acts->normed;
-    q.y = acts->q;
-    kv.x = x;
-    kv.y = acts->kv;
     out.residual = has_path(of, s) ? NULL : acts->normed;
-    out.y = acts->sum;
     TRY(be->ops->norm_fwd(be, &norm));
     TRY(be->ops->linear_fwd(be, &q));
     TRY(be->ops->linear_fwd(be, &kv));
@@ -214,8 +184,7 @@ static status forward(const layer *of, const layer_acts *all, backend *be, const
     const sasrec_layer *l = &of->sasrec;
     const sasrec_acts *acts = &all->sasrec;
     int64_t n = s->n_tokens;
-    linear_args ffn1 = ffn1_of(l, acts, n), ffn2 = ffn2_of(l, acts, n);
-    ffn2.y = out;
+    linear_args ffn1 = ffn1_of(l, acts, n), ffn2 = linear_of_param(l->w2, l->b2, n, acts->ffn, out);
     TRY(attention_fwd(of, acts, be, s, x));
     TRY(be->ops->linear_fwd(be, &ffn1));
     TRY(drop(l, be, s, SITE_FFN, l->config.dim_ffn, acts->ffn, acts->ffn));
@@ -229,7 +198,9 @@ static status forward(const layer *of, const layer_acts *all, backend *be, const
 static status ffn_bwd(const layer *of, const sasrec_acts *acts, backend *be, const sequences *s,
                       const sasrec_scratch *scratch, void *d) {
     const sasrec_layer *l = &of->sasrec;
-    linear_args ffn1 = ffn1_of(l, acts, s->n_tokens), ffn2 = ffn2_of(l, acts, s->n_tokens);
+    int64_t n = s->n_tokens;
+    linear_args ffn1 = ffn1_of(l, acts, n),
+                ffn2 = linear_of_param(l->w2, l->b2, n, acts->ffn, NULL);
     TRY(drop(l, be, s, SITE_OUT, l->config.dim, d, scratch->a));
     if (has_path(of, s)) TRY(drop_path(of, be, s, SITE_OUT, scratch->a, NULL, scratch->a));
     ffn2.dy = scratch->a;
@@ -249,7 +220,8 @@ static status attention_bwd(const layer *of, const sasrec_acts *acts, backend *b
                             void *d) {
     const sasrec_layer *l = &of->sasrec;
     int64_t n = s->n_tokens;
-    linear_args q = q_of(l, n), kv = kv_of(l, n), out = out_of(l, acts, n);
+    linear_args q = q_of(l, acts, n), kv = kv_of(l, acts, n, x),
+                out = linear_of_param(l->out_proj, l->out_proj_bias, n, acts->attn, NULL);
     softmax_attn_args attn = attn_of(l, acts, be, s);
     out.dy = has_path(of, s) ? scratch->d_q : scratch->a;
     if (has_path(of, s)) TRY(drop_path(of, be, s, SITE_ATTENTION, scratch->a, NULL, out.dy));
@@ -260,12 +232,10 @@ static status attention_bwd(const layer *of, const sasrec_acts *acts, backend *b
     attn.dk = scratch->d_kv;
     attn.dv = (char *)scratch->d_kv + (size_t)l->config.dim * act_bytes(be->act);
     TRY(be->ops->softmax_attn_bwd(be, &attn));
-    q.x = acts->normed;
     q.dy = scratch->d_q;
     q.dx = scratch->a;
     q.adds_dx = true;
     TRY(be->ops->linear_bwd(be, &q));
-    kv.x = x;
     kv.dy = scratch->d_kv;
     kv.dx = d;
     return be->ops->linear_bwd(be, &kv);
