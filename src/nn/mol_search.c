@@ -141,11 +141,20 @@ status mol_search_index(mol_search *s, const mol_stages *stages, nn_memory *memo
         TRY(mol_items(s->m, &s->acts, be, n, items + first * s->m->config.dim, NULL));
         const void *unit = s->acts.item.unit;
         row_groups all = {n * p, (int32_t)n, s->number, s->item_first},
-                   one = {n, (int32_t)n, s->item_first, s->number};
+                   each = {n, (int32_t)n, s->number, s->number};
         if (stages->mean > 0) TRY(index_rows(s, be, s->mean, first, n, all, 1 / (float)p, unit));
-        for (int32_t r = 0; r < p && stages->pair > 0; r++)
-            TRY(index_rows(s, be, s->part + (size_t)r * part_bytes, first, n, one, 1,
-                           act_row(be, unit, r, d)));
+        for (int32_t r = 0; r < p && stages->pair > 0; r++) {
+            void *one = s->acts.item.y; /* has been used */
+            gather_args g = {.n = n,
+                             .dim = d,
+                             .is_act = true,
+                             .table = act_row(be, unit, r, d),
+                             .index = s->item_first,
+                             .scale = 1,
+                             .y = one};
+            TRY(be->ops->gather(be, &g));
+            TRY(index_rows(s, be, s->part + (size_t)r * part_bytes, first, n, each, 1, one));
+        }
     }
     return be->ops->sync(be);
 }
