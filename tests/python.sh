@@ -88,6 +88,13 @@ if has mypy; then
     (cd "$place" && "$place/fresh/bin/python" -m mypy --strict --cache-dir "$place/mypy" "$root/tests/python/typed_user.py")
     if has pandas; then (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/typed_user.py" "$place/docs/data" "$place"); fi
 fi
+if has pandas; then
+    if "$place/fresh/bin/python" $pip --only-binary :all: nbclient ipykernel matplotlib; then
+        "$place/fresh/bin/python" tests/python/check_notebooks.py "$place/notebooks"
+    else
+        echo "skipped: the notebooks, as nbclient, ipykernel and matplotlib cannot be had here"
+    fi
+fi
 # A slice of the campaign with threads, forks, closed objects and Ctrl-C, of seconds; with the address sanitizer where a library
 # of it was built (make VARIANT=asan build/asan/libhstu.so).
 stress() {

@@ -42,7 +42,7 @@ def prep(events: Any, out: Path, *, source: Optional[str] = None, progress: Opti
     >>> hstu.prep(log, folder + "/log", progress=False)
     <hstu.Dataset: 2 users, 3 items, 4 events>
     """
-    if _is_name(events):
+    if events is None or _is_name(events):
         source = source or events
     else:
         options = dict(options, input=events)
