@@ -734,7 +734,8 @@ static status gate(bounds *b, int k, const span *x, int32_t t, const span *out) 
     }
     along += reach(row, x->radius, dim);
     TRY(tighten_attn(b, k, t, mean, &along));
-    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m, by);
+    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m,
+             other + n + 2 * dim);
     for (int32_t g = 0; g < n; g++)
         for (int32_t e = 0; e < dim; e++)
             weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];

@@ -25,6 +25,11 @@ static void open_rig(rig *r, uint64_t seed) {
     model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
     limits.n_items = ITEMS;
     toy_model_open(&r->t, TOY_HSTU_RESEARCH, 0, 1);
+    if (seed >= 2) { /* widths that all differ, 21 of v and u */
+        r->t.c.network.n_heads = 3;
+        r->t.c.network.dim_qk = 4;
+        r->t.c.network.dim_v = 7;
+    }
     toy_model_remake(&r->t, &limits, seed);
     if (seed % 2 == 1) toy_enlarge(&r->t);
     toy_batch_make(&r->b, TOY_HSTU_RESEARCH, seed);
