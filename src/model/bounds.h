@@ -19,9 +19,13 @@
  *    product.  At most the exact range of each output over the box, which lies within
  *    +-sqrt(dim - 1).
  *
- * This is about exact arithmetic; doubles add some 1e-12.  What the program computes in float32
- * differs from it by BOUNDS_SLACK of the score at most, which whoever uses the bounds must add and
- * check (certify.h).  One thread at a time; the model must outlive it and stay as it is. */
+ * Within a layer, the coefficients of a token's own input are added up before their sizes are
+ * taken. Where few tokens move, what goes into a norm or a SiLU is bounded by a backward pass of
+ * its own.
+ *
+ * This is about exact arithmetic; doubles add some 1e-12.  A score that the program computes in
+ * float32 may differ from it by BOUNDS_SLACK: certify.h allows for that, and `hstu certify` checks
+ * each user's own scores.  One thread at a time; the model must outlive it and stay as it is. */
 #pragma once
 
 #include "model/model.h"

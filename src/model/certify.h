@@ -14,7 +14,7 @@ extern const char *const verdict_names[VERDICTS];
 
 typedef struct certify certify;
 
-/* k: items of a list; (k + 1) * dim numbers of memory a thread of bounds. */
+/* k: items of a list. */
 status certify_create(certify **out, const model *m, const model_items *items, int32_t k);
 void certify_destroy(certify *c); /* NULL is fine */
 
