@@ -50,6 +50,19 @@ TEST(certify_lists_are_those_that_recommend_gives) {
     free(text);
 }
 
+TEST(certify_tries_other_items_and_shows_a_table) {
+    char *text = shell(0, "./hstu certify run --sample 3 --items 2 --eps 1e-6 --replaced 2 --json");
+    CHECK_EQ(count_parts(text, "\"replaced_list\":[\"changed\","), 3);
+    CHECK_EQ(count_parts(text, "\"list\":[\"unchanged\"]"), 3);
+    free(text);
+    text = shell(0, "./hstu certify run --user 1 --eps 1e-6,1e-2 --left-out --replaced 1 -k 3");
+    CHECK_CONTAINS(text, "1 user, lists of 3, moved: all");
+    CHECK_CONTAINS(text, "the newest but 0");
+    CHECK_CONTAINS(text, "as some other item");
+    CHECK_CONTAINS(text, "Scores at eps 1e-06");
+    free(text);
+}
+
 TEST(certify_says_what_is_wrong) {
     static const char *const wrong[][2] = {{"--user 1 --eps 0", "--eps 0"},
                                            {"--user 1 --eps 1e-3,1e-4", "rising order"},
