@@ -3,7 +3,7 @@
 # build/dist, with SHA256SUMS.  The compiler is zig of Python's package index; SQLite, libmicrohttpd, zlib and zstd are built
 # from Debian's sources and linked in.  What the program can do without is left out: libcurl ('hstu prep --download'),
 # libarchive (.zip and .tar.gz data sets), snappy, CUDA.  MPI and XGBoost are found when it runs.
-# The same sources and the same zig give the same bytes.
+# Nothing in the files tells folder or time; HSTU_TEST_ALL=1 tests/dist.sh compares two builds.
 # WITH_LIBRARY=1: libhstu.so, too, for `make wheel`, in build/dist/TARGET.
 # usage: tools/dist.sh VERSION [TARGET...]
 set -eu
