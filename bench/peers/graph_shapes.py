@@ -105,8 +105,10 @@ def cases(a, n, indptr, row, column, graph):
     if "gat" in a.ops:
         h, left, right = draw(n, 8, 16), draw(n, 8), draw(n, 8)
 
-        def formula(h, left, right, row=r, column=c):
-            w = scatter_softmax(torch.nn.functional.leaky_relu(left[row] + right[column], 0.2), row, n)
+        def formula(h, left, right, row=r, column=c, signs=None):
+            x = left[row] + right[column]
+            x = torch.where((x if signs is None else signs) < 0, 0.2 * x, x)
+            w = scatter_softmax(x, row, n)
             return torch.zeros_like(h).index_add(0, row, w[..., None] * h[column])
         peers = {"gather": lambda: formula(h, left, right)}
         try:
@@ -123,7 +125,11 @@ def cases(a, n, indptr, row, column, graph):
                 return lambda: f(h.reshape(n, 128), pairs).reshape(n, 8, 16)
             peers = {"pyg": pyg(conv), **({"pyg_compiled": pyg(torch.compile(conv))} if a.compile else {})}
             ours = lambda: gat(graph, (h * conv.att_dst).sum(-1), (h * conv.att_src).sum(-1), h)  # noqa: E731
-            exact = lambda h, row=r, column=c: formula(h, (h * conv.att_dst.to(h)).sum(-1), (h * conv.att_src.to(h)).sum(-1), row, column)  # noqa: E731
+
+            def exact(wide):  # an x near 0 that rounds to the other sign has another slope: signs are those of the type
+                left, right = ((h * x).sum(-1).detach().float() for x in (conv.att_dst, conv.att_src))
+                return formula(wide, (wide * conv.att_dst.to(wide)).sum(-1), (wide * conv.att_src.to(wide)).sum(-1),
+                               signs=left[r] + right[c])
             yield "gat", (h,), ours, exact, peers, {}, 128 * edges
         except ImportError:
             yield "gat", (h, left, right), lambda: gat(graph, left, right, h), formula, peers, {}, 128 * edges
