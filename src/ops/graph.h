@@ -4,6 +4,10 @@
 
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* begin (n_rows + 1) and columns (begin[n_rows]) are host memory.  ERR_USAGE, with the row, where a
  * row does not begin where the one before ends, or its columns do not ascend within 0 .. n_columns
  * - 1.  On failure *g is zero. */
@@ -13,3 +17,7 @@ void graph_fini(graph_edges *g, backend *be);
 
 /* ERR_USAGE for arguments that no backend can take. */
 status graph_attn_args_check(const graph_attn_args *a, bool is_backward);
+
+#ifdef __cplusplus
+}
+#endif
