@@ -916,9 +916,10 @@ status mirror_mol_index(backend *be, const mol_index_args *args) {
     RUN(m, mol_index, &a);
 }
 
-/* What all passes over pairs read; a pass of the backward direction reads more. */
+/* What both passes over pairs read.  The CPU's room stays where it is. */
 static void add_pairs(mirror *m, mol_args *a) {
     int64_t n = a->n * a->n_each, n_gate = (int64_t)a->n_query * a->n_item;
+    int64_t n_weight = n_gate * a->pair_hidden;
     MIRROR(m, a, item, IN, I32, n);
     add_dropout(m, &a->drop_pair, a->n);
     add_dropout(m, &a->drop_gate, a->n);
@@ -927,47 +928,23 @@ static void add_pairs(mirror *m, mol_args *a) {
     MIRROR(m, a, query, IN, ACT, a->n * (a->n_query - a->n_user) * a->dim);
     MIRROR_ROWS(m, a, user, IN, ACT, a->n_user, a->n * a->dim, a->user_stride * a->dim);
     MIRROR(m, a, items, IN, ACT, (int64_t)a->n_items * a->n_item * a->dim);
+    for (int k = 0; k < 2; k++) {
+        MIRROR(m, a, pair_w[k], IN, F32, n_weight);
+        MIRROR(m, a, pair_b[k], IN, F32, k == 0 ? a->pair_hidden : n_gate);
+    }
 }
 
 status mirror_mol_pairs_fwd(backend *be, const mol_args *args) {
     mirror *m = mirror_of(be);
     mol_args a = *args;
-    int64_t n = a.n * a.n_each * a.n_query * a.n_item;
-    mirror_begin(m);
-    add_pairs(m, &a);
-    MIRROR(m, &a, s, OUT, F32, n);
-    MIRROR(m, &a, s_dropped, OUT, ACT, n);
-    RUN(m, mol_pairs_fwd, &a);
-}
-
-status mirror_mol_mix_fwd(backend *be, const mol_args *args) {
-    mirror *m = mirror_of(be);
-    mol_args a = *args;
     int64_t n = a.n * a.n_each, n_gate = (int64_t)a.n_query * a.n_item;
     mirror_begin(m);
     add_pairs(m, &a);
-    MIRROR(m, &a, s, IN, F32, n * n_gate);
-    MIRROR(m, &a, pair_gate, IN, ACT, n * n_gate);
+    MIRROR(m, &a, s, OUT, F32, n * n_gate);
     MIRROR(m, &a, sim, BOTH, F32,
            n > 0 ? (a.n - 1) * a.sim_row + (a.n_each - 1) * a.sim_pair + 1 : 0);
     MIRROR(m, &a, gate, OUT, F32, n * n_gate);
-    RUN(m, mol_mix_fwd, &a);
-}
-
-status mirror_mol_mix_bwd(backend *be, const mol_args *args) {
-    mirror *m = mirror_of(be);
-    mol_args a = *args;
-    int64_t n = a.n * a.n_each, n_gate = (int64_t)a.n_query * a.n_item;
-    mirror_begin(m);
-    add_pairs(m, &a);
-    MIRROR(m, &a, s, IN, F32, n * n_gate);
-    MIRROR(m, &a, pair_gate, IN, ACT, n * n_gate);
-    MIRROR(m, &a, dsim, IN, F32, n);
-    MIRROR(m, &a, mean, IN, F32, n_gate);
-    MIRROR(m, &a, grad_scale, IN, F32, 1);
-    MIRROR(m, &a, ds, OUT, ACT, n * n_gate);
-    MIRROR(m, &a, dpair_gate, OUT, ACT, n * n_gate);
-    RUN(m, mol_mix_bwd, &a);
+    RUN(m, mol_pairs_fwd, &a);
 }
 
 status mirror_mol_pairs_bwd(backend *be, const mol_args *args) {
@@ -976,16 +953,22 @@ status mirror_mol_pairs_bwd(backend *be, const mol_args *args) {
     int64_t n = a.n * a.n_each, n_gate = (int64_t)a.n_query * a.n_item;
     mirror_begin(m);
     add_pairs(m, &a);
+    a.sim = a.gate = NULL;
+    MIRROR(m, &a, s, IN, F32, n * n_gate);
+    MIRROR(m, &a, dsim, IN, F32, n);
+    MIRROR(m, &a, mean, IN, F32, n_gate);
+    MIRROR(m, &a, grad_scale, IN, F32, 1);
     MIRROR(m, &a.groups, order, IN, I32, a.groups.n);
     MIRROR(m, &a.groups, begin, IN, I32, a.groups.n_rows + 1);
-    MIRROR(m, &a, ds, BOTH, ACT, n * n_gate);
-    MIRROR(m, &a, dpair_gate, IN, ACT, n * n_gate);
-    MIRROR(m, &a, ds_dropped, IN, ACT, n * n_gate);
     MIRROR(m, &a, dquery, OUT, ACT, a.n * (a.n_query - a.n_user) * a.dim);
     MIRROR_ROWS(m, &a, duser, OUT, ACT, a.n_user, a.n * a.dim, a.user_stride * a.dim);
     MIRROR(m, &a, dquery_gate, OUT, ACT, a.n * n_gate);
     MIRROR(m, &a, ditem, BOTH, F32, (int64_t)a.n_items * a.n_item * a.dim);
     MIRROR(m, &a, ditem_gate, BOTH, F32, a.n_items * n_gate);
+    for (int k = 0; k < 2; k++) {
+        MIRROR(m, &a, dpair_w[k], BOTH, F32, n_gate * a.pair_hidden);
+        MIRROR(m, &a, dpair_b[k], BOTH, F32, k == 0 ? a.pair_hidden : n_gate);
+    }
     RUN(m, mol_pairs_bwd, &a);
 }
 

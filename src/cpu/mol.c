@@ -151,10 +151,10 @@ static status pairs_unit(const cpu_rows *w) {
         for (int32_t p = 0; p < a->n_query; p++)
             for (int32_t x = 0; x < a->n_item; x++)
                 s[p * a->n_item + x] = scale * from[x * a->n_query + p];
-        if (a->s_dropped == NULL) continue;
+        if (a->room.s_dropped == NULL) continue;
         drop_pairs(a, &a->drop_pair, &u, j, factor);
         for (int32_t c = 0; c < u.logits; c++)
-            ((float *)a->s_dropped)[(u.at + j) * u.logits + c] = s[c] * factor[c];
+            a->room.s_dropped[(u.at + j) * u.logits + c] = s[c] * factor[c];
     }
     return OK;
 }
@@ -165,11 +165,6 @@ static status check_size(const mol_args *a) {
     return fail(ERR_UNSUPPORTED, "more than %d logits of a pair", SMALL);
 }
 
-status cpu_mol_pairs_fwd(backend *be, const mol_args *a) {
-    TRY(check_size(a));
-    return cpu_each(be, n_units(a), 1, pairs_unit, a);
-}
-
 /* One pair's gate. */
 typedef struct mixture {
     float g[SMALL], soft[SMALL], gate[SMALL], factor[SMALL], sum;
@@ -177,7 +172,7 @@ typedef struct mixture {
 
 static void mix(const mol_args *a, const unit *u, int32_t j, mixture *m) {
     int32_t n = u->logits, item = item_of(a, u, j);
-    const float *pair = (const float *)a->pair_gate + (u->at + j) * n;
+    const float *pair = a->room.pair_gate + (u->at + j) * n;
     const float *query = (const float *)a->query_gate + u->i * n;
     const float *own = (const float *)a->item_gate + (int64_t)(item < 0 ? 0 : item) * n;
     float largest = -INFINITY, sum = 0, kept = 0;
@@ -220,8 +215,31 @@ static status mix_unit(const cpu_rows *w) {
     return OK;
 }
 
-status cpu_mol_mix_fwd(backend *be, const mol_args *a) {
+static linear_args mlp_layer(const mol_args *a, int layer, const float *x, float *y) {
+    int32_t n_logits = a->n_query * a->n_item;
+    return (linear_args){.n = a->n * a->n_each,
+                         .n_in = layer == 0 ? n_logits : a->pair_hidden,
+                         .n_out = layer == 0 ? a->pair_hidden : n_logits,
+                         .is_transposed = true,
+                         .f = layer == 0 ? EPILOGUE_SILU : EPILOGUE_NONE,
+                         .x = x,
+                         .w = a->pair_w[layer],
+                         .bias = a->pair_b[layer],
+                         .z = layer == 0 ? a->room.z : NULL,
+                         .y = y,
+                         .dw = a->dpair_w[layer],
+                         .dbias = a->dpair_b[layer]};
+}
+
+status cpu_mol_pairs_fwd(backend *be, const mol_args *a) {
+    const float *in = a->room.s_dropped != NULL ? a->room.s_dropped : a->s;
+    linear_args hidden = mlp_layer(a, 0, in, a->room.y);
+    linear_args gate = mlp_layer(a, 1, a->room.y, a->room.pair_gate);
     TRY(check_size(a));
+    if (n_units(a) == 0) return OK;
+    TRY(cpu_each(be, n_units(a), 1, pairs_unit, a));
+    TRY(cpu_linear_fwd(be, &hidden));
+    TRY(cpu_linear_fwd(be, &gate));
     return cpu_each(be, n_units(a), 1, mix_unit, a);
 }
 
@@ -249,7 +267,7 @@ static status mix_bwd_unit(const cpu_rows *w) {
     for (int32_t j = 0; j < u.n; j++) {
         int64_t at = (u.at + j) * u.logits;
         const float *s = a->s + at;
-        float *ds = (float *)a->ds + at, *dg = (float *)a->dpair_gate + at, g = a->dsim[u.at + j];
+        float *ds = a->room.ds + at, *dg = a->room.dpair_gate + at, g = a->dsim[u.at + j];
         bool is_empty = item_of(a, &u, j) < 0, is_last = u.j + j == a->n_each - 1;
         mix(a, &u, j, &m);
         for (int32_t c = 0; c < u.logits; c++) {
@@ -268,19 +286,14 @@ static status mix_bwd_unit(const cpu_rows *w) {
     return OK;
 }
 
-status cpu_mol_mix_bwd(backend *be, const mol_args *a) {
-    TRY(check_size(a));
-    return cpu_each(be, n_units(a), 1, mix_bwd_unit, a);
-}
-
 /* ds of a block: what comes back through the MLP joins it.  Also as (P_Q, n, P_X), for the product
  * with the items. */
 static void join_ds(const mol_args *a, const unit *u, float *turned) {
     float factor[SMALL];
     for (int32_t j = 0; j < u->n; j++) {
         int64_t at = (u->at + j) * u->logits;
-        float *ds = (float *)a->ds + at;
-        const float *more = (const float *)a->ds_dropped + at;
+        float *ds = a->room.ds + at;
+        const float *more = a->room.ds_dropped + at;
         drop_pairs(a, &a->drop_pair, u, j, factor);
         for (int32_t c = 0; c < u->logits; c++)
             ds[c] += more[c] * factor[c];
@@ -318,7 +331,7 @@ static status query_bwd(const cpu_rows *w) {
                          b > 0, r.query, a->dim, r.product);
         for (int32_t j = 0; j < u.n; j++) {
             int32_t item = item_of(a, &u, j);
-            const float *dg = (const float *)a->dpair_gate + (u.at + j) * n;
+            const float *dg = a->room.dpair_gate + (u.at + j) * n;
             const float *own = (const float *)a->item_gate + (int64_t)(item < 0 ? 0 : item) * n;
             for (int32_t c = 0; c < n && item >= 0; c++)
                 dgate[c] += dg[c] * own[c];
@@ -338,8 +351,8 @@ static status item_bwd(const cpu_rows *w) {
     for (int64_t item = w->first; item < w->end; item++)
         for (int32_t k = a->groups.begin[item]; k < a->groups.begin[item + 1]; k++) {
             int64_t pair = a->groups.order[k], i = pair / a->n_each;
-            const float *ds = (const float *)a->ds + pair * n, *gate = a->query_gate;
-            const float *dg = (const float *)a->dpair_gate + pair * n;
+            const float *ds = a->room.ds + pair * n, *gate = a->query_gate;
+            const float *dg = a->room.dpair_gate + pair * n;
             float *to = a->ditem + item * a->n_item * a->dim, *dgate = a->ditem_gate + item * n;
             gather_query(a, i, r.query);
             for (int32_t p = 0; p < a->n_query; p++)
@@ -356,7 +369,18 @@ static status item_bwd(const cpu_rows *w) {
 }
 
 status cpu_mol_pairs_bwd(backend *be, const mol_args *a) {
+    const float *in = a->room.s_dropped != NULL ? a->room.s_dropped : a->s;
+    linear_args hidden = mlp_layer(a, 0, in, a->room.y);
+    linear_args gate = mlp_layer(a, 1, a->room.y, a->room.pair_gate);
     TRY(check_size(a));
+    if (n_units(a) == 0) return OK;
+    TRY(cpu_each(be, n_units(a), 1, mix_bwd_unit, a));
+    /* dpair_gate stays: a layer without activation leaves the gradient it is given. */
+    gate.dy = a->room.dpair_gate;
+    gate.dx = hidden.dy = a->room.dy;
+    hidden.dx = a->room.ds_dropped;
+    TRY(cpu_linear_bwd(be, &gate));
+    TRY(cpu_linear_bwd(be, &hidden));
     TRY(cpu_each(be, a->n, 1, query_bwd, a));
     return cpu_each(be, a->groups.n_rows, 16, item_bwd, a);
 }

@@ -5,8 +5,8 @@
 /* Numbers of its dropouts, far from those of layers. */
 enum { SITE_QUERY = 60000, SITE_ITEM, SITE_PAIR, SITE_GATE, SITE_USER };
 
-/* Pairs computed at once: enough to fill a GPU, and few enough to stay in an L2 cache. */
-enum { HOST_PAIRS = 1 << 13, DEVICE_PAIRS = 1 << 17 };
+/* Pairs computed at once: enough to fill a GPU, which searches with MIN_QUERIES at once. */
+enum { HOST_PAIRS = 1 << 13, DEVICE_PAIRS = 1 << 19, MIN_QUERIES = 16 };
 
 static status add(param_list *l, const char *prefix, const char *name, int n_dims, int64_t rows,
                   int64_t columns, init_rule rule, param **out) {
@@ -102,15 +102,26 @@ static status alloc_users(mol_acts *a, const mol_config *c, nn_memory *mem, bool
     return nn_new_act(mem, &a->d_user, n, c->dim_dot);
 }
 
+/* What the CPU keeps of pairs. */
+static status alloc_room(mol_acts *a, const mol_config *c, nn_memory *mem, bool is_training) {
+    int64_t n = a->max_pairs, n_gate = (int64_t)c->n_query * c->n_item;
+    mol_room *r = &a->room;
+    TRY(NN_NEW(mem, &a->s, n * n_gate));
+    if (is_training && c->pair_dropout > 0) TRY(NN_NEW(mem, &r->s_dropped, n * n_gate));
+    TRY(NN_NEW(mem, &r->z, n * c->pair_hidden));
+    TRY(NN_NEW(mem, &r->y, n * c->pair_hidden));
+    TRY(NN_NEW(mem, &r->pair_gate, n * n_gate));
+    if (!is_training) return OK;
+    TRY(NN_NEW(mem, &r->ds, n * n_gate));
+    TRY(NN_NEW(mem, &r->dpair_gate, n * n_gate));
+    TRY(NN_NEW(mem, &r->dy, n * c->pair_hidden));
+    return NN_NEW(mem, &r->ds_dropped, n * n_gate);
+}
+
 static status alloc_pairs(mol_acts *a, const mol *m, nn_memory *mem, bool is_training) {
     const mol_config *c = &m->config;
     int64_t n = a->max_pairs, n_gate = (int64_t)c->n_query * c->n_item;
-    bool is_f32 = mem->be->act == ACT_F32 && !(is_training && c->pair_dropout > 0);
-    TRY(NN_NEW(mem, &a->s, n * n_gate));
-    if (!is_f32) TRY(nn_new_act(mem, &a->s_dropped, n, n_gate));
-    TRY(nn_new_act(mem, &a->pair_z, n, c->pair_hidden));
-    TRY(nn_new_act(mem, &a->pair_y, n, c->pair_hidden));
-    TRY(nn_new_act(mem, &a->pair_gate, n, n_gate));
+    if (mem->be->is_host) TRY(alloc_room(a, c, mem, is_training));
     if (!is_training) return OK;
     TRY(NN_NEW(mem, &a->sim, n));
     TRY(NN_NEW(mem, &a->gate, a->max_rows * n_gate));
@@ -118,10 +129,6 @@ static status alloc_pairs(mol_acts *a, const mol *m, nn_memory *mem, bool is_tra
     TRY(NN_NEW(mem, &a->pair_item, n));
     TRY(NN_NEW(mem, &a->pair_order, n));
     TRY(NN_NEW(mem, &a->pair_begin, a->max_items + 1));
-    TRY(nn_new_act(mem, &a->ds, n, n_gate));
-    TRY(nn_new_act(mem, &a->d_pair_gate, n, n_gate));
-    TRY(nn_new_act(mem, &a->d_pair_y, n, c->pair_hidden));
-    TRY(nn_new_act(mem, &a->ds_dropped, n, n_gate));
     TRY(NN_NEW(mem, &a->d_items, a->max_items * m->item.n_out));
     TRY(NN_NEW(mem, &a->d_item_gate, a->max_items * n_gate));
     return nn_new_act(mem, &a->d_item_x, a->max_items, c->dim);
@@ -144,7 +151,8 @@ status mol_alloc(mol_acts *a, const mol *m, nn_memory *mem, int64_t max_rows, in
                  bool is_training) {
     *a = (mol_acts){.max_rows = max_rows, .max_items = max_items};
     a->max_pairs = mem->be->is_host ? HOST_PAIRS : DEVICE_PAIRS;
-    if (!is_training && a->max_items > a->max_pairs) a->max_items = a->max_pairs;
+    int64_t most = a->max_pairs / (mem->be->is_host ? 1 : MIN_QUERIES);
+    if (!is_training && a->max_items > most) a->max_items = most;
     TRY(alloc_side(&a->query, &m->query, mem, max_rows, is_training));
     TRY(alloc_side(&a->item, &m->item, mem, a->max_items, is_training));
     TRY(alloc_users(a, &m->config, mem, is_training));
@@ -376,39 +384,16 @@ static mol_args pairs_of(const mol *m, const mol_acts *a, const backend *be, int
                       .items = a->item.unit,
                       .query_gate = at(be, a->query.gate, first, n_gate),
                       .item_gate = a->item.gate,
+                      .pair_hidden = c->pair_hidden,
+                      .pair_w = {m->pair_w[0]->value, m->pair_w[1]->value},
+                      .pair_b = {m->pair_b[0]->value, m->pair_b[1]->value},
+                      .dpair_w = {m->pair_w[0]->grad, m->pair_w[1]->grad},
+                      .dpair_b = {m->pair_b[0]->grad, m->pair_b[1]->grad},
                       .s = a->s,
-                      .s_dropped = a->s_dropped,
-                      .pair_gate = a->pair_gate,
+                      .room = a->room,
                       .sim = a->sim,
                       .sim_row = n_each,
                       .sim_pair = 1};
-}
-
-/* From components and gates to similarities. */
-static status pairs_fwd(const mol *m, const mol_acts *a, backend *be, const mol_args *p) {
-    int64_t n = p->n * p->n_each;
-    const void *in = a->s_dropped != NULL ? a->s_dropped : a->s;
-    linear_args hidden = hidden_of(n, m->pair_w[0], m->pair_b[0], in, a->pair_z, a->pair_y);
-    linear_args gate = linear_of(n, m->pair_w[1], m->pair_b[1], a->pair_y, a->pair_gate);
-    TRY(be->ops->mol_pairs_fwd(be, p));
-    TRY(be->ops->linear_fwd(be, &hidden));
-    TRY(be->ops->linear_fwd(be, &gate));
-    return be->ops->mol_mix_fwd(be, p);
-}
-
-static status pairs_bwd(const mol *m, const mol_acts *a, backend *be, const mol_args *p) {
-    int64_t n = p->n * p->n_each;
-    const void *in = a->s_dropped != NULL ? a->s_dropped : a->s;
-    linear_args hidden = hidden_of(n, m->pair_w[0], m->pair_b[0], in, a->pair_z, a->pair_y);
-    linear_args gate = linear_of(n, m->pair_w[1], m->pair_b[1], a->pair_y, a->pair_gate);
-    TRY(be->ops->mol_mix_bwd(be, p));
-    /* dpair_gate stays: a layer without activation leaves the gradient it is given. */
-    gate.dy = p->dpair_gate;
-    gate.dx = hidden.dy = a->d_pair_y;
-    hidden.dx = a->ds_dropped;
-    TRY(be->ops->linear_bwd(be, &gate));
-    TRY(be->ops->linear_bwd(be, &hidden));
-    return be->ops->mol_pairs_bwd(be, p);
 }
 
 static void set_dropouts(const mol *m, const mol_batch *b, int64_t first, mol_args *p) {
@@ -428,7 +413,7 @@ static status balance(const mol *m, mol_acts *a, backend *be, const mol_batch *b
         p.first_pair = last;
         p.gate = a->gate + first * n_gate;
         set_dropouts(m, b, first, &p);
-        TRY(pairs_fwd(m, a, be, &p));
+        TRY(be->ops->mol_pairs_fwd(be, &p));
     }
     mol_balance_args g = {b->n, n_gate, b->positive, a->gate, a->mean, m->config.balance, b->loss};
     return be->ops->mol_balance(be, &g);
@@ -475,9 +460,6 @@ static status run_part(const mol *m, mol_acts *a, backend *be, const mol_batch *
     p.mean = a->mean;
     p.balance = c->balance;
     p.grad_scale = b->grad_scale;
-    p.dpair_gate = a->d_pair_gate;
-    p.ds = a->ds;
-    p.ds_dropped = a->ds_dropped;
     p.groups = (row_groups){n * n_each, (int32_t)b->n_items, a->pair_order, a->pair_begin};
     p.dquery = at(be, a->query.d_unit, first, m->query.n_out);
     p.duser = at(be, a->d_user, first, c->dim_dot);
@@ -486,9 +468,9 @@ static status run_part(const mol *m, mol_acts *a, backend *be, const mol_batch *
     p.ditem_gate = a->d_item_gate;
     TRY(be->ops->mol_index(be, &index));
     TRY(be->ops->group(be, a->pair_item, &p.groups));
-    TRY(pairs_fwd(m, a, be, &p));
+    TRY(be->ops->mol_pairs_fwd(be, &p));
     TRY(be->ops->mol_loss(be, &loss));
-    return pairs_bwd(m, a, be, &p);
+    return be->ops->mol_pairs_bwd(be, &p);
 }
 
 status mol_piece(const mol *m, mol_acts *a, backend *be, const mol_batch *b, int64_t first,
@@ -526,7 +508,7 @@ static status score_tile(const mol *m, mol_acts *a, backend *be, int64_t n, int3
         p.sim = sim + i;
         p.sim_row = 1;
         p.sim_pair = n;
-        TRY(pairs_fwd(m, a, be, &p));
+        TRY(be->ops->mol_pairs_fwd(be, &p));
     }
     return OK;
 }
@@ -584,7 +566,7 @@ status mol_score_rows(const mol *m, mol_acts *a, backend *be, int64_t n, int32_t
             TRY(mol_items(m, a, be, some * part, items, row + at));
             p.item = a->identity;
             p.sim = sim + at;
-            TRY(pairs_fwd(m, a, be, &p));
+            TRY(be->ops->mol_pairs_fwd(be, &p));
         }
     return OK;
 }

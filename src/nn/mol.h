@@ -73,10 +73,9 @@ typedef struct mol_acts {
     int32_t *user_row, *user_groups; /* (n_user, max_rows); order and begin */
     void *user_raw, *user_in, *user, *d_user;
     float *user_scale;
-    float *s, *sim, *gate, *mean;
-    void *s_dropped, *pair_z, *pair_y, *pair_gate;
+    float *s, *sim, *gate, *mean; /* s and room: the CPU's alone */
+    mol_room room;
     int32_t *pair_item, *pair_order, *pair_begin;
-    void *ds, *d_pair_gate, *d_pair_y, *ds_dropped;
 } mol_acts;
 
 status mol_add_params(mol *m, const mol_config *c, param_list *params);

@@ -877,15 +877,22 @@ typedef struct mol_index_args {
  *     g = query_gate * item_gate + pair_gate
  *     gate = dropped(softmax over P of g sigmoid(g)), divided by max(its sum, 1e-6)
  *     sim = sum over P of gate * s
- * where pair_gate comes from an MLP (of the caller) on dropped(s).  Pair (i, j) has the item
- * item[i, j], or j where item is NULL; a negative one reads as zeros and has no gradient.  The
- * column of a dropout is that of (first_pair + j, P).
+ *     pair_gate = W2 silu(W1 dropped(s) + b1) + b2
+ * Pair (i, j) has the item item[i, j], or j where item is NULL; a negative one reads as zeros and
+ * has no gradient.  The column of a dropout is that of (first_pair + j, P).
  *
- * mol_pairs_fwd writes s and s_dropped; mol_mix_fwd writes sim and gate; mol_mix_bwd writes
- * dpair_gate and ds of the sum; mol_pairs_bwd adds what comes back through the MLP to ds and writes
- * dquery, duser and dquery_gate and adds to ditem and ditem_gate.  Where balance is not 0, the last
- * pair of each query has the gradient of the balance loss, too (mol_balance): grad_scale balance n
- * mi. */
+ * mol_pairs_fwd writes sim and gate; mol_pairs_bwd, after it with the same room, writes dquery,
+ * duser and dquery_gate and adds to ditem, ditem_gate and the gradients of the MLP.  Where balance
+ * is not 0, the last pair of each query has the gradient of the balance loss, too (mol_balance):
+ * grad_scale balance n mi.  A GPU computes pairs in registers and needs no room. */
+typedef struct mol_room {
+    float *s_dropped; /* (n, n_each, P); NULL without a dropout: s is read instead */
+    float *z, *y;     /* (n, n_each, hidden) */
+    float *pair_gate; /* (n, n_each, P) */
+    float *ds, *dpair_gate, *ds_dropped;
+    float *dy; /* (n, n_each, hidden) */
+} mol_room;
+
 typedef struct mol_args {
     int64_t n;
     int32_t n_each, first_pair, n_items;
@@ -898,23 +905,21 @@ typedef struct mol_args {
     const void *items;      /* (n_items, P_X, d) act */
     const void *query_gate; /* (n, P) act */
     const void *item_gate;  /* (n_items, P) act */
+    int32_t pair_hidden;
+    const float *pair_w[2], *pair_b[2]; /* (hidden, P), (P, hidden); their rows */
     dropout drop_pair, drop_gate;
-    float *s;              /* (n, n_each, P) */
-    void *s_dropped;       /* (n, n_each, P) act; NULL: s is read instead */
-    const void *pair_gate; /* (n, n_each, P) act */
-    float *sim;            /* pair (i, j) at i sim_row + j sim_pair */
+    float *s; /* (n, n_each, P), or NULL on a GPU */
+    mol_room room;
+    float *sim; /* pair (i, j) at i sim_row + j sim_pair */
     int64_t sim_row, sim_pair;
     float *gate;       /* (n, n_each, P) or NULL */
     const float *dsim; /* (n, n_each) */
     const float *mean; /* (P): of mol_balance */
     float balance;
     const float *grad_scale; /* (1) */
-    void *dpair_gate;        /* (n, n_each, P) act */
-    void *ds;                /* (n, n_each, P) act */
-    const void *ds_dropped;  /* (n, n_each, P) act: gradient of s_dropped */
     row_groups groups;       /* of the pairs by item */
     void *dquery, *duser, *dquery_gate;
-    float *ditem, *ditem_gate;
+    float *ditem, *ditem_gate, *dpair_w[2], *dpair_b[2];
 } mol_args;
 
 /* mean = that of the gates (n, P) of the rows whose item is not negative, N of them, and

@@ -307,6 +307,8 @@ status golden_mol_sim(golden *g) {
     TRY(read_pairs(&r, &p));
     TRY(open_rig(&r, g, r.b.n, r.b.n_items, true));
     TRY(golden_new(g, &r.sim, r.b.n));
+    if (r.acts.s == NULL) /* a GPU's, which fills it if it is there */
+        TRY(golden_new(g, &r.acts.s, r.b.n * r.c.n_query * r.c.n_item));
     if (golden_find(g, "mask.gate") != NULL) return check_reference(&r, &p);
     own.mol_loss = given_loss;
     be.ops = &own;

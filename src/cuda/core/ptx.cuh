@@ -89,6 +89,14 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
                  : "memory");
 }
 
+/* Of an 8 x 8 matrix of 16-bit elements, of which lane l has row l / 4, columns 2 (l % 4) and the
+ * next: the same of the transposed matrix. */
+__device__ static inline uint32_t movmatrix_trans(uint32_t x) {
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* Copies SIZE bytes (16, 8 or 4) at `from`, of which only the first n_bytes are read; the rest
  * become zeros.  With n_bytes 0 nothing is read, and `from` may be anything.  Both addresses are
  * multiples of SIZE.  Copies of 16 bytes bypass the L1 cache: shared memory takes its place. */

@@ -1,0 +1,1014 @@
+/* The pairs of a mixture of logits (ops.h): products, the gates' MLP, mixing, and their gradients.
+ *
+ * A warp has a tile of 16 pairs of one query.  Its logits are products of the items' vectors (16
+ * rows) and the query's (8 columns), one for each component of an item: the sums of component r are
+ * in the layout in which the next product reads rows, so that logits, hidden values and gates stay
+ * in registers.  Logit p P_X + r is number 8 r + p in here.  Backward, a warp has a query: it
+ * computes its tiles again, and then the gradients of logits and gates, which go to scratch memory
+ * for the items' gradients (a block for each item, its pairs in order).  The gradients of the MLP
+ * are products over the 64 pairs of a block, through shared memory; each block's sums are added in
+ * order at the end, so that the bits are the same in every run.
+ *
+ * Operands are float16, which has as many bits as TF32 and more than bfloat16; gradients, which may
+ * be small, are in here those of a loss without its scale.  Where products must be float32, and in
+ * shapes that no published config has, operands are float32, split into two TF32 numbers.  Bound by
+ * arithmetic outside of products (exponentials, random draws), and by the items' vectors from the
+ * L2 cache. */
+#include "cuda/core/kernel.cuh"
+#include "cuda/core/ptx.cuh"
+#include "cuda/gemm/linear_f.cuh"
+
+/* A block has WARPS tiles; a query or an item has at most MOST vectors of 32 MOST_PARTS numbers. */
+enum {
+    WARPS = 4,
+    THREADS = WARPS * WARP,
+    TILE = 16,
+    HIDDEN = 128,
+    STRIDE = HIDDEN + 8, /* of rows of hidden values in shared memory: in other banks */
+    OWN_TILES = 2 * HIDDEN / TILE / WARPS, /* a warp's share of the two matrices' gradients */
+    MOST = 8,
+    MOST_PARTS = 4
+};
+
+/* Two numbers of a fragment (ptx.cuh). */
+template <typename T> struct mol_two { using type = uint32_t; };
+template <> struct mol_two<float> { using type = float2; };
+template <typename T> using two = typename mol_two<T>::type;
+
+template <typename T> __device__ static inline two<T> make_two(float x, float y) {
+    if constexpr (sizeof(T) == 4)
+        return make_float2(x, y);
+    else
+        return cvt_pack<T>(x, y);
+}
+
+__device__ static inline float2 two_floats(float2 x) {
+    return x;
+}
+__device__ static inline float2 two_floats(uint32_t x) {
+    return __half22float2(*(const __half2 *)&x);
+}
+
+__device__ static inline void mma_split(float (&c)[4], const float (&a)[4], float b0, float b1) {
+    uint32_t high[6], low[6];
+    const float x[6] = {a[0], a[1], a[2], a[3], b0, b1};
+#pragma unroll
+    for (int k = 0; k < 6; k++) {
+        high[k] = cvt_rna_tf32(x[k]);
+        low[k] = cvt_rna_tf32(x[k] - __uint_as_float(high[k]));
+    }
+    mma_m16n8k8_tf32(c, low, high[4], high[5]);
+    mma_m16n8k8_tf32(c, high, low[4], low[5]);
+    mma_m16n8k8_tf32(c, high, high[4], high[5]);
+}
+
+/* c += A B, of 16 x 16 and 16 x 8, as mma_m16n8k16 has them. */
+template <typename T>
+__device__ static inline void mma(float (&c)[4], two<T> a0, two<T> a1, two<T> a2, two<T> a3,
+                                  two<T> b0, two<T> b1) {
+    if constexpr (sizeof(T) == 4) {
+        const float first[4] = {a0.x, a1.x, a0.y, a1.y}, second[4] = {a2.x, a3.x, a2.y, a3.y};
+        mma_split(c, first, b0.x, b0.y);
+        mma_split(c, second, b1.x, b1.y);
+    } else {
+        const uint32_t a[4] = {a0, a1, a2, a3};
+        mma_m16n8k16<T>(c, a, b0, b1);
+    }
+}
+
+/* Of an 8 x 8 matrix, of which each lane has row l / 4, columns 2 (l % 4) and the next: the same of
+ * the transposed matrix. */
+template <typename T> __device__ static inline two<T> turn(two<T> x) {
+    if constexpr (sizeof(T) == 4) {
+        int lane = (int)threadIdx.x % WARP, from = lane % 4 * 8 + lane / 8;
+        float2 a =
+            make_float2(__shfl_sync(0xffffffffu, x.x, from), __shfl_sync(0xffffffffu, x.y, from));
+        float2 b = make_float2(__shfl_sync(0xffffffffu, x.x, from + 4),
+                               __shfl_sync(0xffffffffu, x.y, from + 4));
+        return lane / 4 % 2 == 0 ? make_float2(a.x, b.x) : make_float2(a.y, b.y);
+    } else {
+        return movmatrix_trans(x);
+    }
+}
+
+/* Eight numbers that a lane reads at once. */
+template <typename T> struct alignas(16) eight { two<T> v[4]; };
+
+template <typename T> __device__ static inline eight<T> load_eight(const void *from, int64_t at) {
+    return *(const eight<T> *)((const T *)from + at);
+}
+
+/* Operands in scratch memory, of type T.  Vectors are padded to `width`, a multiple of 32; an item
+ * has NX of them, a query MOST.  Gates, and gradients of pairs, are in the order in which a
+ * quad of lanes has them: number (t NX + r) 2 + e is logit p = 2 t + e of component r.  Row n_items
+ * of items and gates is zero. */
+typedef struct mol_operands {
+    void *query, *query_gate;
+    void *turned; /* (n, 32 lanes, width / 8 pairs of numbers): as the items' gradients read them */
+    void *items, *item_gate;
+    void *weights; /* W1 and W2 of the forward pass, W2 and W1 of the backward pass: fragments */
+    float *bias;   /* (HIDDEN), (8 NX) */
+    void *ds, *dg; /* (n, n_each, 8 NX) */
+    float *parts;  /* (blocks, N_PARTS) */
+} mol_operands;
+
+typedef struct mol_job {
+    mol_args a;
+    mol_operands o;
+    int32_t width, n_blocks; /* of the backward pass */
+} mol_job;
+
+/* Sums of a block: the gradients of W1 and of W2 transposed, both (HIDDEN, 8 NX), and of the
+ * biases. */
+template <int NX> constexpr int N_PARTS = HIDDEN *(2 * 8 * NX + 1) + 8 * NX;
+
+template <typename T> __device__ static inline float scale_of(const mol_args &a) {
+    return sizeof(T) == 2 && *a.grad_scale > 0 ? *a.grad_scale : 1;
+}
+
+/* The place of logit number k in rows of P, or -1. */
+__device__ static inline int logit_of(const mol_args &a, int k) {
+    int r = k / 8, p = k % 8;
+    return r < a.n_item && p < a.n_query ? p * a.n_item + r : -1;
+}
+
+/* Element k of a matrix of fragments: pairs of them lie next to each other, 8 numbers a lane. */
+template <int NX> __device__ static inline float weight_at(const mol_args &a, int which, int k) {
+    int lane = k / 8 % WARP, f = k / 256 * 2 + k / 4 % 2, hidden, logit;
+    int deep = lane % 4 * 2 + k % 2 + k / 2 % 2 * 8, across = lane / 4;
+    if (which % 2 == 0) { /* sums over logits: fragment (hidden / 8, logits / 16) */
+        hidden = f / (NX / 2) * 8 + across;
+        logit = logit_of(a, f % (NX / 2) * 16 + deep);
+    } else { /* sums over hidden values: fragment (hidden / 16, logits / 8) */
+        hidden = f / NX * 16 + deep;
+        logit = logit_of(a, f % NX * 8 + across);
+    }
+    int n = a.n_query * a.n_item;
+    if (hidden >= a.pair_hidden || logit < 0) return 0;
+    return which == 0 || which == 3 ? a.pair_w[0][hidden * n + logit]
+                                    : a.pair_w[1][logit * a.pair_hidden + hidden];
+}
+
+template <typename S>
+__device__ static inline float query_at(const mol_args &a, int64_t i, int p, int c) {
+    int n_own = a.n_query - a.n_user;
+    if (p >= a.n_query || c >= a.dim) return 0;
+    return to_float(p < n_own ? ((const S *)a.query)[(i * n_own + p) * a.dim + c]
+                              : ((const S *)a.user)[((p - n_own) * a.user_stride + i) * a.dim + c]);
+}
+
+/* Number k of the gates of row i. */
+template <typename S, int NX>
+__device__ static inline float gate_at(const mol_args &a, const void *gate, int64_t i, int k) {
+    int logit = logit_of(a, k / 2 % NX * 8 + k / (2 * NX) * 2 + k % 2);
+    return logit < 0 ? 0 : to_float(((const S *)gate)[i * a.n_query * a.n_item + logit]);
+}
+
+template <typename T>
+__device__ static inline void put_eight(void *to, unsigned k, const float (&x)[8]) {
+    eight<T> y;
+#pragma unroll
+    for (int v = 0; v < 4; v++)
+        y.v[v] = make_two<T>(x[2 * v], x[2 * v + 1]);
+    ((eight<T> *)to)[k] = y;
+}
+
+/* Blocks (of threads that write eight numbers, arrays): query, turned, items, gates of queries and
+ * of items, weights with the biases. */
+enum { COPY_THREADS = 256, COPY_ARRAYS = 6 };
+
+template <int NX>
+static __host__ __device__ inline int64_t copy_count(const mol_job &j, int array) {
+    int64_t w = j.width, n_items = j.a.n_items + 1;
+    if (array == 0) return j.a.n * w;
+    if (array == 1) return j.o.turned != NULL ? j.a.n * w : 0;
+    if (array == 2) return n_items * NX * w / 8;
+    if (array == 3) return j.a.n * NX;
+    return array == 4 ? n_items * NX : 4 * HIDDEN * NX + HIDDEN / 8 + NX;
+}
+
+template <typename S, typename T, int NX>
+static __global__ void __launch_bounds__(COPY_THREADS) mol_operands_any_kernel(const mol_job j) {
+    const mol_args &a = j.a;
+    const int array = (int)blockIdx.y;
+    const unsigned k = blockIdx.x * COPY_THREADS + threadIdx.x, w = (unsigned)j.width;
+    if (k >= copy_count<NX>(j, array)) return;
+    float x[8];
+#pragma unroll
+    for (int v = 0; v < 8; v++) {
+        if (array == 0) {
+            x[v] = query_at<S>(a, k / w, (int)(k / (w / 8) % MOST), (int)(k % (w / 8)) * 8 + v);
+        } else if (array == 1) { /* four rows of two numbers; a lane has w / 8 rows */
+            int lane = (int)(k / (w / 32) % WARP), row = (int)(k % (w / 32)) * 4 + v / 2;
+            x[v] = query_at<S>(a, k / w, lane % 4 * 2 + v % 2, row * 8 + lane / 4);
+        } else if (array == 2) {
+            int item = (int)(k / (NX * w / 8)), r = (int)(k / (w / 8) % NX);
+            int c = (int)(k % (w / 8)) * 8 + v;
+            x[v] = item < a.n_items && r < a.n_item && c < a.dim
+                       ? to_float(((const S *)a.items)[((int64_t)item * a.n_item + r) * a.dim + c])
+                       : 0;
+        } else if (array == 3) {
+            x[v] = gate_at<S, NX>(a, a.query_gate, k / NX, (int)(k % NX) * 8 + v);
+        } else if (array == 4) {
+            int item = (int)(k / NX);
+            x[v] =
+                item < a.n_items ? gate_at<S, NX>(a, a.item_gate, item, (int)(k % NX) * 8 + v) : 0;
+        } else if (k < 4 * HIDDEN * NX) {
+            x[v] = weight_at<NX>(a, (int)k / (HIDDEN * NX), (int)k % (HIDDEN * NX) * 8 + v);
+        } else {
+            int c = ((int)k - 4 * HIDDEN * NX) * 8 + v;
+            int logit = c < HIDDEN ? -1 : logit_of(a, c - HIDDEN);
+            x[v] = c < a.pair_hidden && c < HIDDEN ? a.pair_b[0][c]
+                   : logit >= 0                    ? a.pair_b[1][logit]
+                                                   : 0;
+            j.o.bias[c] = x[v];
+        }
+    }
+    if (array < 5 || k < 4 * HIDDEN * NX)
+        put_eight<T>(array == 0   ? j.o.query
+                     : array == 1 ? j.o.turned
+                     : array == 2 ? j.o.items
+                     : array == 3 ? j.o.query_gate
+                     : array == 4 ? j.o.item_gate
+                                  : j.o.weights,
+                     k, x);
+}
+
+/* A lane's part of a tile: row l / 4 and that plus 8 are its two pairs, h = 0 and 1. */
+typedef struct lane_pairs {
+    int64_t i;      /* the query */
+    int j[2];       /* the pairs, from first_pair on */
+    int32_t row[2]; /* rows of items; n_items for none */
+} lane_pairs;
+
+/* Factors of the columns of a pair that the lane has. */
+template <int NX>
+__device__ static inline void drop_logits(const mol_args &a, const dropout &from, int64_t i, int j,
+                                          float (&factor)[NX][2]) {
+    const int t = (int)threadIdx.x % 4;
+    const drop_row d = drop_begin(from, i);
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k += 4) {
+        int e = k / NX, r = k % NX;
+        float4 x = make_float4(1, 1, 1, 1);
+        if (d.rate > 0 && r < a.n_item) {
+            uint32_t c =
+                (uint32_t)((a.first_pair + j) * a.n_query + 2 * t + e) * (uint32_t)a.n_item +
+                (uint32_t)r;
+            x = drop_factors(d, c / 4);
+            if (c % 4 != 0) { /* columns of two draws */
+                float4 y = drop_factors(d, c / 4 + 1);
+                if (c & 1) x = make_float4(x.y, x.z, x.w, y.x), y = make_float4(y.y, y.z, y.w, 0);
+                if (c & 2) x = make_float4(x.z, x.w, y.x, y.y);
+            }
+        }
+        factor[r][e] = x.x;
+        factor[r + 1][e] = x.y;
+        factor[r + 2][e] = x.z;
+        factor[r + 3][e] = x.w;
+    }
+}
+
+/* The logits of a tile. */
+template <typename T, int NX>
+__device__ static inline void tile_logits(const mol_job &j, int64_t i, const int32_t (&row)[2],
+                                          float (&s)[NX][4]) {
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const float scale = 1 / j.a.temperature;
+#pragma unroll
+    for (int r = 0; r < NX; r++)
+        s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0;
+    for (int c = 8 * t; c < j.width; c += 32) {
+        eight<T> q = load_eight<T>(j.o.query, (i * MOST + g) * j.width + c);
+#pragma unroll
+        for (int r = 0; r < NX; r++) {
+            eight<T> x = load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * j.width + c);
+            eight<T> y = load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * j.width + c);
+            mma<T>(s[r], x.v[0], y.v[0], x.v[1], y.v[1], q.v[0], q.v[1]);
+            mma<T>(s[r], x.v[2], y.v[2], x.v[3], y.v[3], q.v[2], q.v[3]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4 * NX; k++)
+        s[k / 4][k % 4] *= scale;
+}
+
+/* Rows for the product with W1: dropped logits. */
+template <typename T, int NX>
+__device__ static inline void tile_drop(const mol_args &a, const lane_pairs &own,
+                                        const float (&s)[NX][4], two<T> (&in)[NX][2]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float factor[NX][2];
+        drop_logits<NX>(a, a.drop_pair, own.i, own.j[h], factor);
+#pragma unroll
+        for (int r = 0; r < NX; r++)
+            in[r][h] = make_two<T>(s[r][2 * h] * factor[r][0], s[r][2 * h + 1] * factor[r][1]);
+    }
+}
+
+/* c += rows W, where the rows' sums go over logits: hidden values 8 n .. 8 n + 7. */
+template <typename T, int NX>
+__device__ static inline void over_logits(const T *w, int n, const two<T> (&in)[NX][2],
+                                          float (&c)[4]) {
+    const int lane = (int)threadIdx.x % WARP;
+#pragma unroll
+    for (int k = 0; k < NX; k += 4) { /* two fragments of 16 logits */
+        eight<T> b = load_eight<T>(w, ((int64_t)(n * (NX / 4) + k / 4) * WARP + lane) * 8);
+        mma<T>(c, in[k][0], in[k][1], in[k + 1][0], in[k + 1][1], b.v[0], b.v[1]);
+        mma<T>(c, in[k + 2][0], in[k + 2][1], in[k + 3][0], in[k + 3][1], b.v[2], b.v[3]);
+    }
+}
+
+/* ... and over hidden values 16 n .. 16 n + 15: all logits. */
+template <typename T, int NX>
+__device__ static inline void over_hidden(const T *w, int n, const two<T> (&in)[2][2],
+                                          float (&c)[NX][4]) {
+    const int lane = (int)threadIdx.x % WARP;
+#pragma unroll
+    for (int r = 0; r < NX; r += 2) {
+        eight<T> b = load_eight<T>(w, ((int64_t)(n * (NX / 2) + r / 2) * WARP + lane) * 8);
+        mma<T>(c[r], in[0][0], in[0][1], in[1][0], in[1][1], b.v[0], b.v[1]);
+        mma<T>(c[r + 1], in[0][0], in[0][1], in[1][0], in[1][1], b.v[2], b.v[3]);
+    }
+}
+
+/* The MLP: pair[r] = its gates; hidden values and slopes of SiLU are kept in rows of shared memory,
+ * if those are given. */
+template <typename T, int NX>
+__device__ static inline void tile_mlp(const T *weights, const float *bias,
+                                       const two<T> (&in)[NX][2], T *hidden, T *slope,
+                                       float (&pair)[NX][4]) {
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const T *second = weights + HIDDEN * 8 * NX;
+#pragma unroll
+    for (int r = 0; r < NX; r++) {
+        float2 b = *(const float2 *)(bias + HIDDEN + 8 * r + 2 * t);
+        pair[r][0] = pair[r][2] = b.x;
+        pair[r][1] = pair[r][3] = b.y;
+    }
+#pragma unroll 2
+    for (int n = 0; n < HIDDEN / 16; n++) {
+        two<T> y[2][2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float2 b = *(const float2 *)(bias + 16 * n + 8 * k + 2 * t);
+            float z[4] = {b.x, b.y, b.x, b.y}, f[4], df[4];
+            over_logits<T, NX>(weights, 2 * n + k, in, z);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                float x = sigmoid<T>(z[c]);
+                f[c] = z[c] * x;
+                df[c] = x + f[c] * (1 - x);
+            }
+            y[k][0] = make_two<T>(f[0], f[1]);
+            y[k][1] = make_two<T>(f[2], f[3]);
+            if (hidden == NULL) continue;
+            int at = g * STRIDE + 16 * n + 8 * k + 2 * t;
+            *(two<T> *)(hidden + at) = y[k][0];
+            *(two<T> *)(hidden + at + 8 * STRIDE) = y[k][1];
+            *(two<T> *)(slope + at) = make_two<T>(df[0], df[1]);
+            *(two<T> *)(slope + at + 8 * STRIDE) = make_two<T>(df[2], df[3]);
+        }
+        over_hidden<T, NX>(second, n, y, pair);
+    }
+}
+
+__device__ static inline float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* A lane's gates of one pair. */
+template <int NX> struct mixture { float g[NX][2], soft[NX][2], gate[NX][2], factor[NX][2], sum; };
+
+template <typename T, int NX>
+__device__ static inline void tile_mix(const mol_args &a, const lane_pairs &own, int h,
+                                       const pack<two<T>, NX> &query, const pack<two<T>, NX> &item,
+                                       const float (&pair)[NX][4], mixture<NX> &m) {
+    const int t = (int)threadIdx.x % 4;
+    float largest = -INFINITY, sum = 0, kept = 0;
+#pragma unroll
+    for (int r = 0; r < NX; r++) {
+        float2 q = two_floats(query.v[r]), x = two_floats(item.v[r]);
+        m.g[r][0] = q.x * x.x + pair[r][2 * h];
+        m.g[r][1] = q.y * x.y + pair[r][2 * h + 1];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            bool is_own = r < a.n_item && 2 * t + e < a.n_query;
+            m.soft[r][e] = is_own ? m.g[r][e] * sigmoid<T>(m.g[r][e]) : -INFINITY;
+            largest = fmaxf(largest, m.soft[r][e]);
+        }
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        float &x = m.soft[k / 2][k % 2];
+        x = __expf(x - largest);
+        sum += x;
+    }
+    sum = 1 / quad_sum(sum);
+    drop_logits<NX>(a, a.drop_gate, own.i, own.j[h], m.factor);
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        float &x = m.soft[k / 2][k % 2];
+        x *= sum;
+        m.gate[k / 2][k % 2] = x * m.factor[k / 2][k % 2];
+        kept += m.gate[k / 2][k % 2];
+    }
+    m.sum = fmaxf(quad_sum(kept), 1e-6f);
+    kept = 1 / m.sum;
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++)
+        m.gate[k / 2][k % 2] *= kept;
+}
+
+/* The tile from pair `first` on of query i; a query of no row (is_there false) has no pairs. */
+__device__ static inline lane_pairs tile_begin(const mol_args &a, int64_t i, int first,
+                                               bool is_there) {
+    lane_pairs own = {i};
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int k = first + (int)threadIdx.x % WARP / 4 + 8 * h;
+        int item = k;
+        if (a.item != NULL && k < a.n_each) item = a.item[i * a.n_each + k];
+        own.j[h] = k;
+        own.row[h] = is_there && k < a.n_each && item >= 0 ? item : a.n_items;
+    }
+    return own;
+}
+
+template <typename T, int NX>
+__device__ static inline pack<two<T>, NX> load_gate(const void *gate, int64_t i) {
+    return *(const pack<two<T>, NX> *)((const T *)gate + (i * 4 + threadIdx.x % 4) * 2 * NX);
+}
+
+/* Fragments and biases to shared memory, or those of scratch memory where they are too large. */
+template <typename T, int NX> constexpr bool IS_SHARED = sizeof(T) == 2;
+
+template <typename T, int NX>
+__device__ static inline const T *share_weights(const mol_job &j, int n_matrices, char *room,
+                                                float **bias) {
+    const int n = n_matrices * HIDDEN * 8 * NX;
+    *bias = (float *)room;
+    for (int k = (int)threadIdx.x; k < HIDDEN + 8 * NX; k += THREADS)
+        (*bias)[k] = j.o.bias[k];
+    if (!IS_SHARED<T, NX>) return (const T *)j.o.weights;
+    eight<T> *to = (eight<T> *)(*bias + HIDDEN + 8 * NX);
+    for (int k = (int)threadIdx.x; k < n / 8; k += THREADS)
+        to[k] = ((const eight<T> *)j.o.weights)[k];
+    return (const T *)to;
+}
+
+template <typename T, int NX> static constexpr size_t weights_bytes(int n_matrices) {
+    return (HIDDEN + 8 * NX) * 4 +
+           (IS_SHARED<T, NX> ? (size_t)n_matrices * HIDDEN * 8 * NX * sizeof(T) : 0);
+}
+
+template <typename T, int NX>
+static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 4 : 2)
+    mol_pairs_fwd_any_kernel(const __grid_constant__ mol_job j) {
+    extern __shared__ uint4 room[];
+    const mol_args &a = j.a;
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, n = a.n_query * a.n_item;
+    const int64_t n_blocks = (a.n_each + TILE - 1) / TILE;
+    float *bias;
+    const T *weights = share_weights<T, NX>(j, 2, (char *)room, &bias);
+    __syncthreads();
+    for (int64_t u = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP; u < a.n * n_blocks;
+         u += (int64_t)gridDim.x * WARPS) {
+        const int64_t i = u / n_blocks;
+        const lane_pairs own = tile_begin(a, i, (int)(u % n_blocks) * TILE, true);
+        float s[NX][4], g[NX][4];
+        two<T> in[NX][2];
+        tile_logits<T, NX>(j, i, own.row, s);
+        tile_drop<T, NX>(a, own, s, in);
+        tile_mlp<T, NX>(weights, bias, in, (T *)NULL, (T *)NULL, g);
+        const pack<two<T>, NX> query = load_gate<T, NX>(j.o.query_gate, i);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            mixture<NX> m;
+            float sum = 0;
+            tile_mix<T, NX>(a, own, h, query, load_gate<T, NX>(j.o.item_gate, own.row[h]), g, m);
+#pragma unroll
+            for (int k = 0; k < 2 * NX; k++)
+                sum += m.gate[k / 2][k % 2] * s[k / 2][2 * h + k % 2];
+            sum = quad_sum(sum);
+            if (own.j[h] >= a.n_each) continue;
+            int64_t at = (i * a.n_each + own.j[h]) * n;
+            if (t == 0) a.sim[i * a.sim_row + own.j[h] * a.sim_pair] = sum;
+            if (a.gate == NULL && a.s == NULL) continue;
+#pragma unroll
+            for (int k = 0; k < 2 * NX; k++) {
+                int logit = logit_of(a, k / 2 * 8 + 2 * t + k % 2);
+                if (logit >= 0 && a.gate != NULL) a.gate[at + logit] = m.gate[k / 2][k % 2];
+                if (logit >= 0 && a.s != NULL) a.s[at + logit] = s[k / 2][2 * h + k % 2];
+            }
+        }
+    }
+}
+
+/* What a warp of the backward pass adds up: of W1 and its bias, or of W2 and its bias. */
+template <int NX> struct sums {
+    float matrix[OWN_TILES][NX][4], bias[NX > OWN_TILES ? NX : OWN_TILES][4];
+};
+
+/* From a pair's mixture to the gradients of its logits, without those through the MLP, and g. */
+template <typename T, int NX>
+__device__ static inline void
+tile_mix_bwd(const mol_args &a, const lane_pairs &own, int h, float scale, const mixture<NX> &m,
+             const float (&s)[NX][4], two<T> (&ds)[NX][2], float (&dg)[NX][4]) {
+    const int t = (int)threadIdx.x % 4;
+    const bool is_there = own.row[h] < a.n_items;
+    const bool is_balanced = a.balance > 0 && is_there && own.j[h] == a.n_each - 1;
+    const float dsim = is_there ? a.dsim[own.i * a.n_each + own.j[h]] / scale : 0, e = 1e-6f;
+    const float weight = is_balanced ? *a.grad_scale / scale * a.balance : 0, back = 1 / m.sum;
+    float along = 0, total = 0;
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        const int r = k / 2, c = k % 2;
+        float gate = m.gate[r][c], &d = dg[r][2 * h + c];
+        d = dsim * s[r][2 * h + c];
+        int logit = logit_of(a, 8 * r + 2 * t + c);
+        if (is_balanced && logit >= 0) {
+            float mean = a.mean[logit];
+            d += weight * (logf(mean + e) + mean / (mean + e) - logf(gate + e) - gate / (gate + e));
+        }
+        along += d * gate;
+    }
+#pragma unroll
+    for (int r = 0; r < NX; r++)
+        ds[r][h] = make_two<T>(dsim * m.gate[r][0], dsim * m.gate[r][1]);
+    along = quad_sum(along);
+    if (!(m.sum > e)) along = 0;
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        float &d = dg[k / 2][2 * h + k % 2];
+        d = (d - along) * back * m.factor[k / 2][k % 2];
+        total += d * m.soft[k / 2][k % 2];
+    }
+    total = quad_sum(total);
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        float &d = dg[k / 2][2 * h + k % 2], g = m.g[k / 2][k % 2], x = sigmoid<T>(g);
+        d = m.soft[k / 2][k % 2] * (d - total) * x * (1 + g * (1 - x));
+    }
+}
+
+/* A fragment of rows `c` .. c + 15 of the transposed tile (pairs, stride), over 16 pairs. */
+template <typename T>
+__device__ static inline void load_turned(const T *tile, int stride, int c, two<T> (&x)[4]) {
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const T *from = tile + (k / 2 * 8 + 2 * t) * stride + c + k % 2 * 8 + g;
+            x[k] = make_float2(from[0], from[stride]);
+        }
+    } else {
+        int row = lane / 16 * 8 + lane % 8, column = c + lane / 8 % 2 * 8;
+        ldmatrix_x4_trans(x, shared_address(tile + row * stride + column));
+    }
+}
+
+/* The tiles of a block in shared memory, a row for each of its pairs: hidden values, their
+ * gradients (before: slopes), logits after dropout, and gradients of the MLP's gates. */
+template <typename T, int NX> struct block_tiles {
+    static constexpr int ROWS = WARPS * TILE, LOGITS = 8 * NX + 8;
+    T hidden[ROWS * STRIDE], dz[ROWS * STRIDE], in[ROWS * LOGITS], dg[ROWS * LOGITS];
+};
+
+/* The gradients of W1 (a half of the warps) and W2 over the pairs of a block. */
+template <typename T, int NX>
+__device__ static inline void add_weights(const block_tiles<T, NX> &tiles, sums<NX> &sum) {
+    using B = block_tiles<T, NX>;
+    const int warp = (int)threadIdx.x / WARP, first = warp % (WARPS / 2) * OWN_TILES * TILE;
+    const T *rows = warp < WARPS / 2 ? tiles.dz : tiles.hidden;
+    const T *columns = warp < WARPS / 2 ? tiles.in : tiles.dg;
+    const two<T> one = make_two<T>(1, 1);
+#pragma unroll 1
+    for (int k = 0; k < WARPS; k++) {
+        two<T> x[OWN_TILES][4], y[4];
+#pragma unroll
+        for (int m = 0; m < OWN_TILES; m++) {
+            load_turned<T>(rows + k * TILE * STRIDE, STRIDE, first + m * TILE, x[m]);
+            if (warp < WARPS / 2) mma<T>(sum.bias[m], x[m][0], x[m][1], x[m][2], x[m][3], one, one);
+        }
+#pragma unroll
+        for (int r = 0; r < NX; r += 2) {
+            load_turned<T>(columns + k * TILE * B::LOGITS, B::LOGITS, 8 * r, y);
+            if (warp >= WARPS / 2) {
+                mma<T>(sum.bias[r], one, one, one, one, y[0], y[2]);
+                mma<T>(sum.bias[r + 1], one, one, one, one, y[1], y[3]);
+            }
+#pragma unroll
+            for (int m = 0; m < OWN_TILES; m++) {
+                mma<T>(sum.matrix[m][r], x[m][0], x[m][1], x[m][2], x[m][3], y[0], y[2]);
+                mma<T>(sum.matrix[m][r + 1], x[m][0], x[m][1], x[m][2], x[m][3], y[1], y[3]);
+            }
+        }
+    }
+}
+
+/* A block's sums to memory. */
+template <int NX> __device__ static inline void put_sums(const mol_job &j, const sums<NX> &sum) {
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const int warp = (int)threadIdx.x / WARP, first = warp % (WARPS / 2) * OWN_TILES * TILE;
+    float *parts = j.o.parts + (int64_t)blockIdx.x * N_PARTS<NX>;
+    float *to = parts + warp / (WARPS / 2) * (HIDDEN * 8 * NX), *bias = parts + 2 * HIDDEN * 8 * NX;
+#pragma unroll
+    for (int m = 0; m < OWN_TILES; m++) {
+        int row = first + m * TILE + g;
+#pragma unroll
+        for (int k = 0; k < 4 * NX; k++)
+            to[(row + k % 4 / 2 * 8) * 8 * NX + k / 4 * 8 + 2 * t + k % 2] =
+                sum.matrix[m][k / 4][k % 4];
+        if (t > 0 || warp >= WARPS / 2) continue;
+        bias[row] = sum.bias[m][0];
+        bias[row + 8] = sum.bias[m][2];
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++)
+        if (warp == WARPS / 2 && g == 0)
+            bias[HIDDEN + k / 2 * 8 + 2 * t + k % 2] = sum.bias[k / 2][k % 2];
+}
+
+__device__ static inline void act_put(void *to, act_type act, int64_t at, float x) {
+    if (act == ACT_BF16)
+        ((__nv_bfloat16 *)to)[at] = from_float<__nv_bfloat16>(x);
+    else if (act == ACT_F16)
+        ((__half *)to)[at] = from_float<__half>(x);
+    else
+        ((float *)to)[at] = x;
+}
+
+/* A query's gradients: dq of fragments (tile_query). */
+template <int NX, int PARTS>
+__device__ static inline void put_query(const mol_job &j, act_type act, int64_t i, float scale,
+                                        const float (&dq)[2 * PARTS][4],
+                                        const float (&dgate)[NX][2]) {
+    const mol_args &a = j.a;
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const int n_own = a.n_query - a.n_user, n = a.n_query * a.n_item;
+#pragma unroll
+    for (int k = 0; k < 8 * PARTS; k++) {
+        int c = k / 8 * 32 + g / 2 * 8 + k / 4 % 2 * 4 + k / 2 % 2 * 2 + g % 2, p = 2 * t + k % 2;
+        float x = scale / a.temperature * dq[k / 4][k % 4];
+        if (c >= a.dim || p >= a.n_query) continue;
+        if (p < n_own)
+            act_put(a.dquery, act, (i * n_own + p) * a.dim + c, x);
+        else
+            act_put(a.duser, act, ((p - n_own) * a.user_stride + i) * a.dim + c, x);
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        float x = dgate[k / 2][k % 2];
+        int logit = logit_of(a, k / 2 * 8 + 2 * t + k % 2);
+        for (int l = 4; l < WARP; l *= 2)
+            x += __shfl_xor_sync(0xffffffffu, x, l);
+        if (g == 0 && logit >= 0) act_put(a.dquery_gate, act, i * n + logit, scale * x);
+    }
+}
+
+/* dq += the items' vectors, transposed, times the gradients of their logits. */
+template <typename T, int NX, int PARTS>
+__device__ static inline void tile_query(const mol_job &j, const int32_t (&row)[2],
+                                         const float (&ds)[NX][4], float (&dq)[2 * PARTS][4]) {
+    const int c = (int)threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int r = 0; r < NX; r++) {
+        if (r >= j.a.n_item) continue;
+        two<T> b0 = turn<T>(make_two<T>(ds[r][0], ds[r][1]));
+        two<T> b1 = turn<T>(make_two<T>(ds[r][2], ds[r][3]));
+#pragma unroll
+        for (int k = 0; k < PARTS; k++) {
+            if (32 * k >= j.width) continue;
+            eight<T> x =
+                load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * j.width + c + 32 * k);
+            eight<T> y =
+                load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * j.width + c + 32 * k);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2)
+                mma<T>(dq[2 * k + e / 2], turn<T>(x.v[e]), turn<T>(x.v[e + 1]), turn<T>(y.v[e]),
+                       turn<T>(y.v[e + 1]), b0, b1);
+        }
+    }
+}
+
+/* ds = those that do not go through the MLP and the gradients through the MLP, whose hidden values'
+ * gradients replace the slopes. */
+template <typename T, int NX>
+__device__ static inline void tile_mlp_bwd(const mol_args &a, const lane_pairs &own,
+                                           const T *weights, const two<T> (&dg)[NX][2], T *slope,
+                                           const two<T> (&direct)[NX][2], float (&ds)[NX][4]) {
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const T *second = weights + 2 * HIDDEN * 8 * NX, *first = second + HIDDEN * 8 * NX;
+#pragma unroll
+    for (int k = 0; k < 4 * NX; k++)
+        ds[k / 4][k % 4] = 0;
+#pragma unroll 2
+    for (int n = 0; n < HIDDEN / 16; n++) {
+        two<T> dz[2][2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float d[4] = {};
+            over_logits<T, NX>(second, 2 * n + k, dg, d);
+            T *at = slope + g * STRIDE + 16 * n + 8 * k + 2 * t;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float2 x = two_floats(*(two<T> *)(at + h * 8 * STRIDE));
+                dz[k][h] = make_two<T>(d[2 * h] * x.x, d[2 * h + 1] * x.y);
+                *(two<T> *)(at + h * 8 * STRIDE) = dz[k][h];
+            }
+        }
+        over_hidden<T, NX>(first, n, dz, ds);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float factor[NX][2];
+        drop_logits<NX>(a, a.drop_pair, own.i, own.j[h], factor);
+#pragma unroll
+        for (int r = 0; r < NX; r++) {
+            float2 x = two_floats(direct[r][h]);
+            ds[r][2 * h] = ds[r][2 * h] * factor[r][0] + x.x;
+            ds[r][2 * h + 1] = ds[r][2 * h + 1] * factor[r][1] + x.y;
+        }
+    }
+}
+
+/* A tile, forward and backward, but for the gradients of weights. */
+template <typename T, int NX, int PARTS>
+__device__ static inline void tile_bwd(const mol_job &j, const lane_pairs &own, bool is_there,
+                                       float scale, const T *weights, const float *bias,
+                                       block_tiles<T, NX> &tiles, sums<NX> &sum,
+                                       float (&dq)[2 * PARTS][4], float (&dgate)[NX][2]) {
+    using B = block_tiles<T, NX>;
+    const mol_args &a = j.a;
+    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const int first = (int)threadIdx.x / WARP * TILE;
+    T *hidden = tiles.hidden + first * STRIDE, *slope = tiles.dz + first * STRIDE;
+    float ds[NX][4], dg[NX][4];
+    two<T> x[NX][2], direct[NX][2];
+    {
+        float s[NX][4], pair[NX][4];
+        tile_logits<T, NX>(j, own.i, own.row, s);
+        tile_drop<T, NX>(a, own, s, x);
+#pragma unroll
+        for (int k = 0; k < 2 * NX; k++)
+            *(two<T> *)(tiles.in + (first + g + k % 2 * 8) * B::LOGITS + k / 2 * 8 + 2 * t) =
+                x[k / 2][k % 2];
+        tile_mlp<T, NX>(weights, bias, x, hidden, slope, pair);
+        const pack<two<T>, NX> query = load_gate<T, NX>(j.o.query_gate, own.i);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const pack<two<T>, NX> item = load_gate<T, NX>(j.o.item_gate, own.row[h]);
+            mixture<NX> m;
+            tile_mix<T, NX>(a, own, h, query, item, pair, m);
+            tile_mix_bwd<T, NX>(a, own, h, scale, m, s, direct, dg);
+#pragma unroll
+            for (int k = 0; k < 2 * NX; k++) {
+                float2 y = two_floats(item.v[k / 2]);
+                dgate[k / 2][k % 2] += dg[k / 2][2 * h + k % 2] * (k % 2 == 0 ? y.x : y.y);
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++) {
+        x[k / 2][k % 2] = make_two<T>(dg[k / 2][k % 2 * 2], dg[k / 2][k % 2 * 2 + 1]);
+        *(two<T> *)(tiles.dg + (first + g + k % 2 * 8) * B::LOGITS + k / 2 * 8 + 2 * t) =
+            x[k / 2][k % 2];
+    }
+    tile_mlp_bwd<T, NX>(a, own, weights, x, slope, direct, ds);
+    tile_query<T, NX, PARTS>(j, own.row, ds, dq);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (!is_there || own.j[h] >= a.n_each) continue;
+        int64_t at = ((own.i * a.n_each + own.j[h]) * 4 + t) * 2 * NX;
+        pack<two<T>, NX> to_ds, to_dg;
+#pragma unroll
+        for (int r = 0; r < NX; r++) {
+            to_ds.v[r] = make_two<T>(ds[r][2 * h], ds[r][2 * h + 1]);
+            to_dg.v[r] = x[r][h];
+        }
+        *(pack<two<T>, NX> *)((T *)j.o.ds + at) = to_ds;
+        *(pack<two<T>, NX> *)((T *)j.o.dg + at) = to_dg;
+    }
+}
+
+template <typename T, int NX, int PARTS>
+static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 2 : 1)
+    mol_pairs_bwd_any_kernel(const __grid_constant__ mol_job j, act_type act) {
+    extern __shared__ uint4 room[];
+    const mol_args &a = j.a;
+    block_tiles<T, NX> &tiles = *(block_tiles<T, NX> *)room;
+    float *bias;
+    const T *weights = share_weights<T, NX>(j, 4, (char *)(&tiles + 1), &bias);
+    const float scale = scale_of<T>(a);
+    sums<NX> sum = {};
+    __syncthreads();
+    for (int64_t first = (int64_t)blockIdx.x * WARPS; first < a.n;
+         first += (int64_t)gridDim.x * WARPS) {
+        const bool is_there = first + threadIdx.x / WARP < a.n;
+        const int64_t i = is_there ? first + threadIdx.x / WARP : first;
+        float dq[2 * PARTS][4] = {}, dgate[NX][2] = {};
+#pragma unroll 1
+        for (int from = 0; from < a.n_each; from += TILE) {
+            const lane_pairs own = tile_begin(a, i, from, is_there);
+            tile_bwd<T, NX, PARTS>(j, own, is_there, scale, weights, bias, tiles, sum, dq, dgate);
+            __syncthreads();
+            add_weights<T, NX>(tiles, sum);
+            __syncthreads();
+        }
+        if (is_there) put_query<NX, PARTS>(j, act, i, scale, dq, dgate);
+    }
+    put_sums<NX>(j, sum);
+}
+
+/* The gradients of the MLP: a thread adds the blocks' sums of one element. */
+template <typename T, int NX>
+static __global__ void __launch_bounds__(THREADS) mol_weights_any_kernel(const mol_job j) {
+    enum { N_MATRIX = HIDDEN * 8 * NX };
+    const mol_args &a = j.a;
+    const int k = (int)(blockIdx.x * THREADS + threadIdx.x), n = a.n_query * a.n_item;
+    const bool is_bias = k >= 2 * N_MATRIX, is_last = k >= 2 * N_MATRIX + HIDDEN;
+    const int hidden = is_bias ? k - 2 * N_MATRIX : k % N_MATRIX / (8 * NX);
+    const int own = is_last ? k - 2 * N_MATRIX - HIDDEN : k % (8 * NX);
+    if (k >= 2 * N_MATRIX + HIDDEN + 8 * NX) return;
+    const int logit = logit_of(a, own);
+    if ((!is_last && hidden >= a.pair_hidden) || ((is_last || !is_bias) && logit < 0)) return;
+    float sum = 0;
+    const float *from = j.o.parts + k;
+#pragma unroll 8
+    for (int b = 0; b < j.n_blocks; b++)
+        sum += from[(int64_t)b * N_PARTS<NX>];
+    sum *= scale_of<T>(a);
+    if (is_last)
+        a.dpair_b[1][logit] += sum;
+    else if (is_bias)
+        a.dpair_b[0][hidden] += sum;
+    else if (k < N_MATRIX)
+        a.dpair_w[0][hidden * n + logit] += sum;
+    else
+        a.dpair_w[1][logit * a.pair_hidden + hidden] += sum;
+}
+
+/* The gradients of an item over its pairs in order: 32 of them a warp at a time, two in each
+ * product, whose rows are columns of the vectors and whose columns are components of the item. */
+template <typename T, int NX, int PARTS>
+static __global__ void __launch_bounds__(THREADS) mol_items_any_kernel(const mol_job j) {
+    constexpr int WORDS = 4 * NX; /* pairs of gates */
+    __shared__ float gates[WARPS][8 * NX], rows[WARPS][8][8];
+    const mol_args &a = j.a;
+    const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    const int t = lane % 4, g = lane / 4;
+    const int64_t item = blockIdx.x;
+    const int begin = a.groups.begin[item], end = a.groups.begin[item + 1];
+    const float scale = scale_of<T>(a);
+    float sum[2 * PARTS][4] = {}, gate[2] = {};
+    if (begin == end) return;
+    for (int k = begin + warp * WARP; k < end; k += THREADS) {
+        const int n = min(end - k, (int)WARP);
+        const int own = lane < n ? a.groups.order[k + lane] : -1, query = own / a.n_each;
+#pragma unroll 2
+        for (int m = 0; m < n; m += 2) {
+            two<T> b[2] = {}, x[2][4 * PARTS] = {};
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int64_t pair = __shfl_sync(0xffffffffu, own, m + h);
+                const int64_t i = __shfl_sync(0xffffffffu, query, m + h);
+                if (pair < 0) continue;
+                if (g < NX) b[h] = ((const two<T> *)j.o.ds)[(pair * 4 + t) * NX + g];
+                const T *from = (const T *)j.o.turned + (i * WARP + lane) * (j.width / 4);
+#pragma unroll
+                for (int c = 0; c < PARTS; c++) {
+                    if (32 * c >= j.width) continue;
+                    eight<T> y = load_eight<T>(from, 8 * c);
+#pragma unroll
+                    for (int v = 0; v < 4; v++)
+                        x[h][4 * c + v] = y.v[v];
+                }
+            }
+#pragma unroll
+            for (int v = 0; v < 2 * WORDS / WARP; v++) {
+                const int word = (lane + v * WARP) % WORDS, h = (lane + v * WARP) / WORDS;
+                const int64_t pair = __shfl_sync(0xffffffffu, own, m + h);
+                const int64_t i = __shfl_sync(0xffffffffu, query, m + h);
+                if (pair < 0) continue;
+                float2 d = two_floats(((const two<T> *)j.o.dg)[pair * WORDS + word]);
+                float2 q = two_floats(((const two<T> *)j.o.query_gate)[i * WORDS + word]);
+                gate[0] += d.x * q.x;
+                gate[1] += d.y * q.y;
+            }
+            __syncwarp();
+#pragma unroll
+            for (int r = 0; r < 2 * PARTS; r++)
+                mma<T>(sum[r], x[0][2 * r], x[0][2 * r + 1], x[1][2 * r], x[1][2 * r + 1], b[0],
+                       b[1]);
+        }
+    }
+    if (WORDS < WARP) { /* two lanes have the same gates */
+        gate[0] += __shfl_xor_sync(0xffffffffu, gate[0], WORDS);
+        gate[1] += __shfl_xor_sync(0xffffffffu, gate[1], WORDS);
+    }
+    for (int e = 0; e < 2 && lane < WORDS; e++)
+        gates[warp][2 * lane + e] = gate[e];
+    __syncthreads();
+    for (int k = (int)threadIdx.x; k < 8 * NX; k += THREADS) {
+        const int logit = logit_of(a, k / 2 % NX * 8 + k / (2 * NX) * 2 + k % 2);
+        float x = 0;
+        for (int w = 0; w < WARPS; w++)
+            x += gates[w][k];
+        if (logit >= 0) a.ditem_gate[item * a.n_query * a.n_item + logit] += scale * x;
+    }
+    /* The warps' sums, 8 rows at a time. */
+#pragma unroll
+    for (int r = 0; r < 4 * PARTS; r++) {
+        if (8 * r >= j.width) continue;
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            rows[warp][g][2 * t + e] = sum[r / 2][r % 2 * 2 + e];
+        __syncthreads();
+        for (int k = (int)threadIdx.x; k < 64; k += THREADS) {
+            const int c = 8 * r + k % 8, own = k / 8;
+            float x = 0;
+            for (int w = 0; w < WARPS; w++)
+                x += rows[w][k % 8][own];
+            if (c < a.dim && own < a.n_item)
+                a.ditem[(item * a.n_item + own) * a.dim + c] += scale / a.temperature * x;
+        }
+    }
+}
+
+template <typename S, typename T, int NX, int PARTS>
+static status run_pairs(backend *be, const mol_args *a, bool is_bwd) {
+    const bool is_quick = NX == 4 && sizeof(T) == 2;
+    const int64_t n_tiles = cuda_div_up(a->n_each, TILE), n_sm = cuda_of(be)->n_multiprocessors;
+    mol_job j = {*a, {}, (a->dim + 31) / 32 * 32, 0};
+    char *at = NULL, *room;
+    int64_t most = 0, n_blocks;
+    n_blocks = is_bwd ? cuda_div_up(a->n, WARPS) : cuda_div_up(a->n * n_tiles, WARPS);
+    if (n_blocks > n_sm * (is_quick ? 2 : 1) * (is_bwd ? 1 : 2))
+        n_blocks = n_sm * (is_quick ? 2 : 1) * (is_bwd ? 1 : 2);
+    j.n_blocks = (int32_t)n_blocks;
+    for (int is_set = 0; is_set < 2; is_set++) {
+        size_t n = (size_t)a->n, n_items = (size_t)a->n_items + 1, w = (size_t)j.width;
+        size_t n_pairs = is_bwd ? n * (size_t)a->n_each * 8 * NX : 0;
+        T *part;
+        cuda_cut(&at, n * MOST * w, &part), j.o.query = part;
+        cuda_cut(&at, is_bwd ? n * MOST * w : 0, &part), j.o.turned = is_bwd ? part : NULL;
+        cuda_cut(&at, n_items * NX * w, &part), j.o.items = part;
+        cuda_cut(&at, n * 8 * NX, &part), j.o.query_gate = part;
+        cuda_cut(&at, n_items * 8 * NX, &part), j.o.item_gate = part;
+        cuda_cut(&at, (size_t)4 * HIDDEN * 8 * NX, &part), j.o.weights = part;
+        cuda_cut(&at, n_pairs, &part), j.o.ds = part;
+        cuda_cut(&at, n_pairs, &part), j.o.dg = part;
+        cuda_cut(&at, (size_t)HIDDEN + 8 * NX, &j.o.bias);
+        cuda_cut(&at, is_bwd ? (size_t)n_blocks * N_PARTS<NX> : 0, &j.o.parts);
+        if (is_set > 0) continue;
+        TRY(cuda_scratch(be, (size_t)at, (void **)&room));
+        at = room;
+    }
+    for (int array = 0; array < COPY_ARRAYS; array++)
+        most = copy_count<NX>(j, array) > most ? copy_count<NX>(j, array) : most;
+    dim3 blocks((unsigned)cuda_div_up(most, COPY_THREADS), COPY_ARRAYS);
+    TRY(cuda_launch(be, "the operands of mol_pairs", mol_operands_any_kernel<S, T, NX>, blocks,
+                    COPY_THREADS, 0, j));
+    if (!is_bwd)
+        return cuda_launch(be, "mol_pairs", mol_pairs_fwd_any_kernel<T, NX>, (unsigned)n_blocks,
+                           THREADS, weights_bytes<T, NX>(2), j);
+    TRY(cuda_launch(be, "the gradients of mol_pairs", mol_pairs_bwd_any_kernel<T, NX, PARTS>,
+                    (unsigned)n_blocks, THREADS,
+                    sizeof(block_tiles<T, NX>) + weights_bytes<T, NX>(4), j, be->act));
+    TRY(cuda_launch(be, "the gradients of gates", mol_weights_any_kernel<T, NX>,
+                    cuda_div_up(N_PARTS<NX>, THREADS), THREADS, 0, j));
+    if (a->groups.n_rows == 0) return OK;
+    return cuda_launch(be, "the gradients of items", mol_items_any_kernel<T, NX, PARTS>,
+                       (unsigned)a->groups.n_rows, THREADS, 0, j);
+}
+
+/* Shapes of the published configs have kernels of their own. */
+template <typename S> static status pairs_of(backend *be, const mol_args *a, bool is_bwd) {
+    const bool is_short = a->dim <= 64, is_f32 = be->act == ACT_F32 && !cuda_of(be)->is_tf32;
+    if (a->n_query > MOST || a->n_item > MOST || a->dim > 32 * MOST_PARTS ||
+        a->pair_hidden > HIDDEN)
+        return fail(ERR_UNSUPPORTED,
+                    "%d x %d components of %d numbers and %d hidden values are more than a GPU "
+                    "takes (%d x %d, %d and %d); use --device cpu",
+                    a->n_query, a->n_item, a->dim, a->pair_hidden, MOST, MOST, 32 * MOST_PARTS,
+                    HIDDEN);
+    if (a->n == 0 || a->n_each == 0) return OK;
+    if (a->n_item <= 4 && is_short && !is_f32) return run_pairs<S, __half, 4, 2>(be, a, is_bwd);
+    if (a->n_item <= 4 && !is_f32) return run_pairs<S, __half, 4, MOST_PARTS>(be, a, is_bwd);
+    if (is_short && !is_f32) return run_pairs<S, __half, MOST, 2>(be, a, is_bwd);
+    return run_pairs<S, float, MOST, MOST_PARTS>(be, a, is_bwd);
+}
+
+status cuda_mol_pairs_fwd(backend *be, const mol_args *a) {
+    CUDA_WITH_ACT(be, return pairs_of<T>(be, a, false));
+}
+
+status cuda_mol_pairs_bwd(backend *be, const mol_args *a) {
+    CUDA_WITH_ACT(be, return pairs_of<T>(be, a, true));
+}
