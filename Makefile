@@ -176,7 +176,7 @@ LIB_OBJ := $(CU_UNITS:%=$B/src/cuda/unit_%.cu.o) $(CU_SRC:%.cu=$B/%.cu.o) $(LIB_
 CLI_OBJ := $(CLI_SRC:%.c=$B/%.o)
 TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
-	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_ops precision)
+	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_mol mirror_ops precision)
 
 .PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist wheel gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
@@ -299,7 +299,7 @@ $B/src/model/bounds.o: OWN_CFLAGS = $(HOT_CFLAGS)
 $(foreach d,api cli config dist profile train tune,$B/src/$d/%.o): OWN_CFLAGS = $(COLD_CFLAGS)
 $B/tests/%.o: OWN_CFLAGS = $(TEST_CFLAGS) -Itests
 # Their own sums take longer than what they test.
-SUMMING := attn_sample mirror mirror_linear mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
+SUMMING := attn_sample mirror mirror_linear mirror_mol mirror_ops precision softmax_sample ops/test_attn embed/test_embed ops/test_linear cpu/test_product \
 	ops/test_rank
 ifneq ($(filter release asan tsan,$(VARIANT)),)
 $(SUMMING:%=$B/tests/%.o): OWN_CFLAGS = -O1 -Itests

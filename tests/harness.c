@@ -35,11 +35,11 @@ static bool is_wanted(const char *label, int n_patterns, char **pattern) {
     return n_patterns == 0;
 }
 
-static int part = 0, parts = 1;    /* --part: every parts-th test, from number `part` on */
-static int n_jobs = 1;             /* --jobs: so many tests at once */
-static const char *count_file;     /* --count */
-static const char *progress_label; /* --progress: a label; how far it is stands on the terminal */
-static bool stops;                 /* --first: at the first failure */
+static int part = 0, parts = 1; /* --part: every parts-th test, from number `part` on */
+static int n_jobs = 1;          /* --jobs: so many tests at once */
+static const char *count_file;  /* --count */
+static const char *shown;       /* --progress: a label; how far it is stands on the terminal */
+static bool stops;              /* --first: at the first failure */
 
 /* Returns the place of the first argument that is not the harness's. */
 static int read_options(int argc, char **argv) {
@@ -52,7 +52,7 @@ static int read_options(int argc, char **argv) {
         else if (strcmp(argv[i], "--count") == 0)
             count_file = argv[++i];
         else if (strcmp(argv[i], "--progress") == 0)
-            progress_label = argv[++i];
+            shown = argv[++i];
         else if (strcmp(argv[i], "--jobs") == 0)
             n_jobs = atoi(argv[++i]);
         else if (strcmp(argv[i], "--part") != 0)
@@ -84,15 +84,14 @@ int main(int argc, char **argv) {
     char *end = n > 0 ? strstr(program, "/tests/unit") : NULL;
     if (end != NULL) strcpy(end, "/hstu");
     select_cases(argc - at, argv + at);
-    FILE *terminal = progress_label != NULL ? fopen("/dev/tty", "we") : NULL;
+    FILE *terminal = shown != NULL ? fopen("/dev/tty", "we") : NULL;
     for (int next = 0, done = 0; done < n_cases; done++) {
         while (next - done < n_jobs && next < n_cases)
             running_start(&cases[next++]);
         n_of[running_end()]++;
         if (stops && n_of[VERDICT_FAILED] > 0) n_cases = next;
         if (terminal == NULL) continue;
-        fprintf(terminal, "\r  ....  %s, %d of %d", progress_label, done + 1, n_cases),
-            fflush(terminal);
+        fprintf(terminal, "\r  ....  %s, %d of %d", shown, done + 1, n_cases), fflush(terminal);
     }
     FILE *count = count_file != NULL ? fopen(count_file, "w") : stdout;
     const char *format = count_file != NULL ? "%d %d %d\n" : "%d passed, %d failed, %d skipped\n";

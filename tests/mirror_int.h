@@ -77,9 +77,11 @@ int64_t mirror_moments_size(int64_t n, int64_t dim);
 
 /* Where kv_put writes, and the slots that say so. */
 void mirror_add_put(mirror *m, kv_put_args *a);
+/* What a dropout of so many rows reads. */
+void mirror_add_dropout(mirror *m, dropout *d, int64_t rows);
 
 /* Every op `name` is mirror_name: those of memory in mirror.c, those that compute in
- * mirror_ops.c and mirror_linear.c. */
+ * mirror_ops.c, mirror_linear.c and mirror_mol.c. */
 #define OP(result, name, parameters, arguments, test) result mirror_##name parameters;
 #include "ops/ops.def"
 

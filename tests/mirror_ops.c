@@ -14,7 +14,7 @@ static int64_t rows_used(const int32_t *index, int64_t n) {
 }
 
 /* With rate 0 an op must not read the other fields. */
-static void add_dropout(mirror *m, dropout *d, int64_t rows) {
+void mirror_add_dropout(mirror *m, dropout *d, int64_t rows) {
     if (d->rate == 0) d->step = d->user = d->position = NULL;
     MIRROR(m, d, step, IN, I32, 1);
     MIRROR(m, d, user, IN, I32, rows);
@@ -40,7 +40,7 @@ status mirror_gather(backend *be, const gather_args *args) {
     if (a.more == NULL) a.more_index = NULL;
     MIRROR(m, &a, more, IN, F32, rows_used(a.more_index, a.n) * a.dim);
     MIRROR(m, &a, more_index, IN, I32, a.n);
-    add_dropout(m, &a.drop, a.n);
+    mirror_add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, y, OUT, ACT, n);
     for (int k = 0; k < a.blank.n_arrays; k++)
         MIRROR(m, &a.blank, rows[k], BOTH, ACT, a.n * a.blank.dim);
@@ -77,7 +77,7 @@ status mirror_scatter(backend *be, const scatter_args *args) {
     MIRROR(m, &a.groups, order, IN, I32, a.groups.n);
     MIRROR(m, &a.groups, begin, IN, I32, a.groups.n_rows + 1);
     MIRROR(m, &a, dy, IN, ACT, a.groups.n * a.dim);
-    add_dropout(m, &a.drop, a.groups.n);
+    mirror_add_dropout(m, &a.drop, a.groups.n);
     MIRROR(m, &a, grad, BOTH, a.is_act ? ACT : F32, (int64_t)a.groups.n_rows * a.dim);
     RUN(m, scatter, &a);
 }
@@ -179,7 +179,7 @@ static void add_gate(mirror *m, gate_args *a, mirror_use out) {
     MIRROR_ROWS(m, a, u, IN, ACT, a->n, a->dim, a->stride_u);
     MIRROR(m, a, weight, IN, F32, a->dim);
     MIRROR(m, a, bias, IN, F32, a->dim);
-    add_dropout(m, &a->drop, a->n);
+    mirror_add_dropout(m, &a->drop, a->n);
     MIRROR(m, a, y, out, ACT, a->n * a->dim);
     MIRROR(m, a, mean, out, F32, a->n);
     MIRROR(m, a, rstd, out, F32, a->n);
@@ -208,7 +208,7 @@ status mirror_gate_bwd(backend *be, const gate_args *args) {
     MIRROR_ROWS(m, &a, u, IN, ACT, a.n, a.dim, a.stride_u);
     MIRROR(m, &a, weight, IN, F32, a.dim);
     MIRROR(m, &a, bias, IN, F32, a.dim);
-    add_dropout(m, &a.drop, a.n);
+    mirror_add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, mean, IN, F32, a.n);
     MIRROR(m, &a, rstd, IN, F32, a.n);
     MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
@@ -227,7 +227,7 @@ status mirror_glu_fwd(backend *be, const glu_args *args) {
     MIRROR_ROWS(m, &a, a, IN, ACT, a.n, a.dim, a.stride);
     MIRROR_ROWS(m, &a, b, IN, ACT, a.n, a.dim, a.stride);
     MIRROR(m, &a, residual, IN, ACT, a.n * a.dim);
-    add_dropout(m, &a.drop, a.n);
+    mirror_add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
     RUN(m, glu_fwd, &a);
 }
@@ -239,7 +239,7 @@ status mirror_glu_bwd(backend *be, const glu_args *args) {
     mirror_begin(m);
     MIRROR_ROWS(m, &a, a, IN, ACT, a.n, a.dim, a.stride);
     MIRROR_ROWS(m, &a, b, IN, ACT, a.n, a.dim, a.stride);
-    add_dropout(m, &a.drop, a.n);
+    mirror_add_dropout(m, &a.drop, a.n);
     MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
     MIRROR_ROWS(m, &a, da, OUT, ACT, a.n, a.dim, a.stride);
     MIRROR_ROWS(m, &a, db, OUT, ACT, a.n, a.dim, a.stride);
@@ -253,7 +253,7 @@ status mirror_dropout(backend *be, const dropout_args *args) {
     MIRROR(m, &a, x, IN, ACT, a.n * a.dim);
     MIRROR(m, &a, residual, IN, ACT, a.n * a.dim);
     MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
-    add_dropout(m, &a.drop, a.n);
+    mirror_add_dropout(m, &a.drop, a.n);
     RUN(m, dropout, &a);
 }
 
@@ -525,7 +525,7 @@ static int64_t add_softmax_attn(mirror *m, softmax_attn_args *a) {
     MIRROR(m, &a->mask, row_tiles, IN, I64, a->mask.n_tiles);
     MIRROR(m, &a->mask, col_tiles, IN, I64, a->mask.n_tiles);
     MIRROR(m, &a->mask, bits, IN, I64, a->mask.n_bits * MASK_TILE);
-    add_dropout(m, &a->drop, n);
+    mirror_add_dropout(m, &a->drop, n);
     return n;
 }
 
@@ -875,132 +875,4 @@ status mirror_rank(backend *be, const rank_args *args) {
     MIRROR(m, &a, seen_offsets, IN, I32, a.n_queries + 1);
     MIRROR(m, &a, target, IN, I32, a.n_queries);
     RUN(m, rank, &a);
-}
-
-/* Mixture of logits. */
-
-static status mirror_mol_glu(backend *be, const mol_glu_args *args, bool is_bwd) {
-    mirror *m = mirror_of(be);
-    mol_glu_args a = *args;
-    mirror_begin(m);
-    MIRROR(m, &a, z, IN, ACT, 2 * a.n * a.dim);
-    if (is_bwd) {
-        a.y = NULL;
-        MIRROR(m, &a, dy, IN, ACT, a.n * a.dim);
-        MIRROR(m, &a, dz, OUT, ACT, 2 * a.n * a.dim);
-        RUN(m, mol_glu_bwd, &a);
-    }
-    MIRROR(m, &a, y, OUT, ACT, a.n * a.dim);
-    RUN(m, mol_glu_fwd, &a);
-}
-
-status mirror_mol_glu_fwd(backend *be, const mol_glu_args *args) {
-    return mirror_mol_glu(be, args, false);
-}
-
-status mirror_mol_glu_bwd(backend *be, const mol_glu_args *args) {
-    return mirror_mol_glu(be, args, true);
-}
-
-status mirror_mol_index(backend *be, const mol_index_args *args) {
-    mirror *m = mirror_of(be);
-    mol_index_args a = *args;
-    int64_t n_user = a.n_user > 0 ? (a.n_user - 1) * a.user_stride + a.n : 0;
-    mirror_begin(m);
-    MIRROR(m, &a, negative, IN, I32, a.n * a.n_negatives);
-    MIRROR(m, &a, positive, IN, I32, a.n);
-    MIRROR(m, &a, item, OUT, I32, a.n * (a.n_negatives + 1));
-    if (n_user == 0) a.user = NULL;
-    MIRROR(m, &a, user, IN, I32, a.n);
-    MIRROR(m, &a, user_row, LOOSE, I32, n_user);
-    RUN(m, mol_index, &a);
-}
-
-/* What both passes over pairs read.  The CPU's room stays where it is. */
-static void add_pairs(mirror *m, mol_args *a) {
-    int64_t n = a->n * a->n_each, n_gate = (int64_t)a->n_query * a->n_item;
-    int64_t n_weight = n_gate * a->pair_hidden;
-    MIRROR(m, a, item, IN, I32, n);
-    add_dropout(m, &a->drop_pair, a->n);
-    add_dropout(m, &a->drop_gate, a->n);
-    MIRROR(m, a, query_gate, IN, ACT, a->n * n_gate);
-    MIRROR(m, a, item_gate, IN, ACT, a->n_items * n_gate);
-    MIRROR(m, a, query, IN, ACT, a->n * (a->n_query - a->n_user) * a->dim);
-    MIRROR_ROWS(m, a, user, IN, ACT, a->n_user, a->n * a->dim, a->user_stride * a->dim);
-    MIRROR(m, a, items, IN, ACT, (int64_t)a->n_items * a->n_item * a->dim);
-    for (int k = 0; k < 2; k++) {
-        MIRROR(m, a, pair_w[k], IN, F32, n_weight);
-        MIRROR(m, a, pair_b[k], IN, F32, k == 0 ? a->pair_hidden : n_gate);
-    }
-}
-
-status mirror_mol_pairs_fwd(backend *be, const mol_args *args) {
-    mirror *m = mirror_of(be);
-    mol_args a = *args;
-    int64_t n = a.n * a.n_each, n_gate = (int64_t)a.n_query * a.n_item;
-    mirror_begin(m);
-    add_pairs(m, &a);
-    MIRROR(m, &a, s, OUT, F32, n * n_gate);
-    MIRROR(m, &a, sim, BOTH, F32,
-           n > 0 ? (a.n - 1) * a.sim_row + (a.n_each - 1) * a.sim_pair + 1 : 0);
-    MIRROR(m, &a, gate, OUT, F32, n * n_gate);
-    RUN(m, mol_pairs_fwd, &a);
-}
-
-status mirror_mol_pairs_bwd(backend *be, const mol_args *args) {
-    mirror *m = mirror_of(be);
-    mol_args a = *args;
-    int64_t n = a.n * a.n_each, n_gate = (int64_t)a.n_query * a.n_item;
-    mirror_begin(m);
-    add_pairs(m, &a);
-    a.sim = a.gate = NULL;
-    MIRROR(m, &a, s, IN, F32, n * n_gate);
-    MIRROR(m, &a, dsim, IN, F32, n);
-    MIRROR(m, &a, mean, IN, F32, n_gate);
-    MIRROR(m, &a, grad_scale, IN, F32, 1);
-    MIRROR(m, &a.groups, order, IN, I32, a.groups.n);
-    MIRROR(m, &a.groups, begin, IN, I32, a.groups.n_rows + 1);
-    MIRROR(m, &a, dquery, OUT, ACT, a.n * (a.n_query - a.n_user) * a.dim);
-    MIRROR_ROWS(m, &a, duser, OUT, ACT, a.n_user, a.n * a.dim, a.user_stride * a.dim);
-    MIRROR(m, &a, dquery_gate, OUT, ACT, a.n * n_gate);
-    MIRROR(m, &a, ditem, BOTH, F32, (int64_t)a.n_items * a.n_item * a.dim);
-    MIRROR(m, &a, ditem_gate, BOTH, F32, a.n_items * n_gate);
-    for (int k = 0; k < 2; k++) {
-        MIRROR(m, &a, dpair_w[k], BOTH, F32, n_gate * a.pair_hidden);
-        MIRROR(m, &a, dpair_b[k], BOTH, F32, k == 0 ? a.pair_hidden : n_gate);
-    }
-    RUN(m, mol_pairs_bwd, &a);
-}
-
-status mirror_mol_balance(backend *be, const mol_balance_args *args) {
-    mirror *m = mirror_of(be);
-    mol_balance_args a = *args;
-    mirror_begin(m);
-    MIRROR(m, &a, item, IN, I32, a.n);
-    MIRROR(m, &a, gate, IN, F32, a.n * a.dim);
-    MIRROR(m, &a, mean, OUT, F32, a.dim);
-    MIRROR(m, &a, loss, BOTH, F64, 1);
-    RUN(m, mol_balance, &a);
-}
-
-status mirror_mol_penalty(backend *be, const mol_penalty_args *args) {
-    mirror *m = mirror_of(be);
-    mol_penalty_args a = *args;
-    mirror_begin(m);
-    MIRROR(m, &a, x, IN, ACT, a.n);
-    MIRROR(m, &a, dx, BOTH, ACT, a.n);
-    MIRROR(m, &a, grad_scale, IN, F32, 1);
-    MIRROR(m, &a, loss, BOTH, F64, 1);
-    RUN(m, mol_penalty, &a);
-}
-
-status mirror_mol_loss(backend *be, const mol_loss_args *args) {
-    mirror *m = mirror_of(be);
-    mol_loss_args a = *args;
-    mirror_begin(m);
-    MIRROR(m, &a, item, IN, I32, a.n * (a.n_negatives + 1));
-    MIRROR(m, &a, grad_scale, IN, F32, 1);
-    MIRROR(m, &a, sim, BOTH, F32, a.n * (a.n_negatives + 1));
-    MIRROR(m, &a, loss, BOTH, F64, 1);
-    RUN(m, mol_loss, &a);
 }

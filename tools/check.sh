@@ -249,7 +249,7 @@ long_prose() {
 route_doc() {
     grep -oE '`[^`]*`' docs/serving.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
         sed -E 's#/(NAME|ID|V)\b#/*#g' | sort -u >"$dir/told"
-    sed -n 's/^    {"[A-Z]*", "\([^"?]*\)[^"]*", ROUTE_.*/\/\1/p' src/serve/http/server.c | sort -u >"$dir/routes"
+    sed -n 's/^    R("[A-Z]*", "\([^"?]*\)[^"]*", .*/\/\1/p' src/serve/http/server.c | sort -u >"$dir/routes"
     [ -s "$dir/routes" ] || echo "no routes found in src/serve/http/server.c"
     comm -23 "$dir/routes" "$dir/told" | sed 's/^/docs\/serving.md does not name /'
 }

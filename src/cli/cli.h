@@ -110,12 +110,12 @@ extern const command bench_commands[], mask_commands[], plan_commands[], state_c
     COMMAND(eval, "evaluate a trained model on held-out events")                                   \
     COMMAND(compare, "compare runs")                                                               \
     COMMAND(card, "write a model card of a run")                                                   \
+    COMMAND(certify, "bound what small changes of a history do to scores")                         \
     COMMAND(recommend, "recommend items to users")                                                 \
     COMMAND(score, "score given items for users")                                                  \
     COMMAND(export, "write weights, embeddings, tables or a server's events")                      \
     COMMAND(import, "import checkpoints and embedding tables")                                     \
     HEADING("Serve")                                                                               \
-    COMMAND(certify, "bound what small changes of a history do to scores")                         \
     COMMAND(build, "package a run for serving")                                                    \
     COMMAND(serve, "serve models over HTTP")                                                       \
     COMMAND(state, "check, back up, restore or recover a server's state")                          \

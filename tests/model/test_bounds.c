@@ -20,11 +20,18 @@ static double drawn(uint64_t seed, uint64_t at, uint64_t what) {
     return 2 * (double)rng_uniform(rng_draw64(rng_make_key(seed, RNG_TEST), at, what).word[0]) - 1;
 }
 
+/* Bounds are of models on the CPU. */
+static void open_on_cpu(toy_model *t, toy_kind kind) {
+    backend *be;
+    CHECK_OK(backend_create_cpu(&be, NULL));
+    toy_model_open_on(t, kind, 0, be);
+}
+
 static void open_rig(rig *r, uint64_t seed) {
     static const int32_t length[TOY_USERS] = {1, 2, 3, EVENTS, 5, 8};
     model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
     limits.n_items = ITEMS;
-    toy_model_open(&r->t, TOY_HSTU_RESEARCH, 0, 1);
+    open_on_cpu(&r->t, TOY_HSTU_RESEARCH);
     if (seed >= 2) { /* widths that all differ, 21 of v and u */
         r->t.c.network.n_heads = 3;
         r->t.c.network.dim_qk = 4;
@@ -167,7 +174,7 @@ TEST(bounds_refuse_other_models) {
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         toy_model t;
         bounds *b;
-        toy_model_open(&t, other[i].kind, 0, 1);
+        open_on_cpu(&t, other[i].kind);
         CHECK_FAILS(bounds_create(&b, t.m), ERR_UNSUPPORTED, other[i].why);
         CHECK(b == NULL);
         toy_model_close(&t);

@@ -345,7 +345,9 @@ TEST(split_rule_reads_times) {
 }
 
 static split_rule rule_at(split_kind kind, bool has_validation, int64_t cut) {
-    return (split_rule){kind, has_validation || kind == SPLIT_LEAVE_TWO_OUT, cut, 0};
+    return (split_rule){.kind = kind,
+                        .has_validation = has_validation || kind == SPLIT_LEAVE_TWO_OUT,
+                        .time_cut = cut};
 }
 
 TEST(split_rule_in_words) {
