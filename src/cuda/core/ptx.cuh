@@ -142,6 +142,21 @@ __device__ static inline uint32_t cvt_rna_tf32(float x) {
     return y;
 }
 
+/* mma_m16n8k8 of float32 operands, each as two TF32 numbers: three products. */
+__device__ static inline void mma_m16n8k8_split(float (&c)[4], const float (&a)[4], float b0,
+                                                float b1) {
+    uint32_t high[6], low[6];
+    const float x[6] = {a[0], a[1], a[2], a[3], b0, b1};
+#pragma unroll
+    for (int k = 0; k < 6; k++) {
+        high[k] = cvt_rna_tf32(x[k]);
+        low[k] = cvt_rna_tf32(x[k] - __uint_as_float(high[k]));
+    }
+    mma_m16n8k8_tf32(c, low, high[4], high[5]);
+    mma_m16n8k8_tf32(c, high, low[4], low[5]);
+    mma_m16n8k8_tf32(c, high, high[4], high[5]);
+}
+
 /* Two numbers, rounded to nearest, as one register of a fragment. */
 template <typename T> __device__ static inline uint32_t cvt_pack(float low, float high);
 

@@ -12,8 +12,7 @@
  * Operands are float16, which has as many bits as TF32 and more than bfloat16; gradients, which may
  * be small, are in here those of a loss without its scale.  Where products must be float32, and in
  * shapes that no published config has, operands are float32, split into two TF32 numbers.  Bound by
- * arithmetic outside of products (exponentials, random draws), and by the items' vectors from the
- * L2 cache. */
+ * exponentials and random draws, and by the items' vectors from the L2 cache. */
 #include "cuda/core/kernel.cuh"
 #include "cuda/core/ptx.cuh"
 #include "cuda/gemm/linear_f.cuh"
@@ -49,27 +48,14 @@ __device__ static inline float2 two_floats(uint32_t x) {
     return __half22float2(*(const __half2 *)&x);
 }
 
-__device__ static inline void mma_split(float (&c)[4], const float (&a)[4], float b0, float b1) {
-    uint32_t high[6], low[6];
-    const float x[6] = {a[0], a[1], a[2], a[3], b0, b1};
-#pragma unroll
-    for (int k = 0; k < 6; k++) {
-        high[k] = cvt_rna_tf32(x[k]);
-        low[k] = cvt_rna_tf32(x[k] - __uint_as_float(high[k]));
-    }
-    mma_m16n8k8_tf32(c, low, high[4], high[5]);
-    mma_m16n8k8_tf32(c, high, low[4], low[5]);
-    mma_m16n8k8_tf32(c, high, high[4], high[5]);
-}
-
 /* c += A B, of 16 x 16 and 16 x 8, as mma_m16n8k16 has them. */
 template <typename T>
 __device__ static inline void mma(float (&c)[4], two<T> a0, two<T> a1, two<T> a2, two<T> a3,
                                   two<T> b0, two<T> b1) {
     if constexpr (sizeof(T) == 4) {
         const float first[4] = {a0.x, a1.x, a0.y, a1.y}, second[4] = {a2.x, a3.x, a2.y, a3.y};
-        mma_split(c, first, b0.x, b0.y);
-        mma_split(c, second, b1.x, b1.y);
+        mma_m16n8k8_split(c, first, b0.x, b0.y);
+        mma_m16n8k8_split(c, second, b1.x, b1.y);
     } else {
         const uint32_t a[4] = {a0, a1, a2, a3};
         mma_m16n8k16<T>(c, a, b0, b1);
