@@ -319,6 +319,7 @@ static void ask_versions(findings *f, const cuda_driver *cu, const nvml *m) {
     finding *found = findings_add(f, FOUND_OK, "driver", "%s, for programs of up to CUDA %d.%d",
                                   text, version / 1000, version % 1000 / 10);
 #ifdef HSTU_HAS_CUDA
+    (void)found;
 #else
     found->state = FOUND_LACK;
     finding_remedy(found, 0, "this build is without CUDA: put nvcc on PATH, then make");
