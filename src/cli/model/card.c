@@ -49,6 +49,12 @@ static void write_figures(const run_facts *f, json_writer *w) {
     json_string(w, "The figures are of logged events: lists of the model itself were not shown.");
     json_string(w, "The intervals are of the choice of users, not of seed, data or time.");
     json_string(w, "Items and tastes that are newer than the data are unknown to the model.");
+    const json_value *from =
+        f->history.start != NULL ? json_member(f->history.start, "init_from") : NULL;
+    const json_value *saw = from != NULL ? json_member(from, "saw_held_out") : NULL;
+    if (saw != NULL && saw->boolean)
+        json_string(w, "The run it started from was trained on held-out events: the figures are "
+                       "too good.");
     json_array_close(w);
 }
 
@@ -69,7 +75,12 @@ static void write_card(const run_facts *f, const char *licence, json_writer *w) 
     copy_members(w, f, of_data);
     json_key_string(w, "licence", licence != NULL ? licence : "not stated; see --licence");
     json_object_close(w);
-    copy_members(w, f, (const char *const[]){"protocol", NULL});
+    /* Of the figures below: a run that validates has another one while it trains. */
+    const json_value *of = h->done != NULL ? json_member(h->done, "protocol") : NULL;
+    if (of != NULL)
+        json_key(w, "protocol"), json_value_write(w, of);
+    else
+        copy_members(w, f, (const char *const[]){"protocol", NULL});
     write_figures(f, w);
     json_key_object(w, "origin");
     json_key_string(w, "hstu", HSTU_VERSION);
@@ -115,6 +126,7 @@ static status print_markdown(const json_value *card) {
     printf("\n");
     for (const json_value *s = card->first->next; s != NULL; s = s->next) {
         bool is_list = s->type == JSON_ARRAY;
+        if (s->first == NULL) continue; /* no figures: nothing was held out */
         printf("\n## %c%s\n\n%s", s->key[0] - 'a' + 'A', s->key + 1,
                is_list ? "" : "| | |\n|---|---|\n");
         for (const json_value *v = s->first; v != NULL; v = v->next)

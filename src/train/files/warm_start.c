@@ -470,6 +470,13 @@ static status check_actions(const warm_job *j) {
                 j->report->folder, j->s->data->path);
 }
 
+/* Weights that have seen what is held out here would make its figures too good. */
+static bool saw_held_out(const split_rule *there, const split_rule *here) {
+    if (here->kind == SPLIT_NONE) return false;
+    return split_check_unseen(there, here, PART_TEST) != OK ||
+           (here->has_validation && split_check_unseen(there, here, PART_VALIDATION) != OK);
+}
+
 /* The names that the other model knows. */
 static status open_names(warm_job *j) {
     checkpoint_origin origin;
@@ -478,6 +485,7 @@ static status open_names(warm_job *j) {
     TRY(vocabulary_open(&j->names, j->report->folder, workers));
     j->report->step = origin.step;
     j->n_earlier = origin.n_earlier;
+    j->report->saw_held_out = saw_held_out(&origin.split.rule, &j->options->split);
     TRY(check_actions(j));
     if (model_action_rows(j->s->model) != NULL) TRY(seq_check_action_names(j->names, j->s->data));
     return vocabulary_map_init(&j->map, j->names, j->s->data, workers);
@@ -742,6 +750,10 @@ void warm_report_log(const warm_report *r) {
     log_info("starting from %s, step %" PRIu64 "%s", r->folder, r->step,
              r->has_state ? ", with the state of its optimizer"
                           : "; its optimizer differs, so the optimizer state starts from zero");
+    if (r->saw_held_out)
+        log_warn("%s was trained on events that are held out here, where its data have them: the "
+                 "figures of this run are too good; start from a run of the same --split",
+                 r->folder);
     for (int i = 0; i < r->n; i++) {
         const warm_table *t = &r->table[i];
         char mean[64] = "", no_place[64] = "";
@@ -758,7 +770,7 @@ void warm_report_write(const warm_report *r, json_writer *w) {
     if (r->folder[0] == '\0') return;
     json_key_object(w, "init_from");
     JSON_FIELDS(w, FIELD("checkpoint", r->folder), FIELD("step", r->step),
-                FIELD("optimizer_state", r->has_state));
+                FIELD("optimizer_state", r->has_state), FIELD("saw_held_out", r->saw_held_out));
     json_key_array(w, "tables");
     for (int i = 0; i < r->n; i++) {
         const warm_table *t = &r->table[i];

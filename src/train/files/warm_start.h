@@ -29,6 +29,7 @@ typedef struct warm_report {
     char folder[CHECKPOINT_PATH_BYTES]; /* the checkpoint; "": no warm start */
     uint64_t step;                      /* updates it had */
     bool has_state;                     /* the optimizer's state was kept, too */
+    bool saw_held_out; /* it was trained on events that its data have and that are held out here */
     warm_table table[WARM_MAX_TABLES];
     int n;
 } warm_report;

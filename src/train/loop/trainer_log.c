@@ -302,6 +302,10 @@ static void write_event(trainer *t, const train_event *e, json_writer *w) {
         if (e->metrics != NULL) {
             json_key_string(w, "part", split_part_name(e->part));
             write_metrics(e->metrics, w);
+            if (e->kind == EVENT_DONE && e->part != trainer_held_out(t)) {
+                protocol p = {.session = t->s, .rule = e->rule, .part = e->part};
+                protocol_write(&p, w);
+            }
             if (e->is_best) json_key_bool(w, "is_best", true);
         }
         if (e->kind == EVENT_EPOCH) write_table_list(t, w);

@@ -40,3 +40,20 @@ TEST(card_of_no_run) {
     CHECK_CONTAINS(text, "not a run");
     free(text);
 }
+
+/* The protocol of the figures, which are of the test part, although validation chose; and a run
+ * that started from one that was trained on what it holds out. */
+TEST(card_has_the_protocol_of_its_figures) {
+    char *text = shell(0, "./hstu train m.gin --device cpu --data data --out v --epochs 1 "
+                          "--validate 2>&1 && ./hstu card v");
+    CHECK_CONTAINS(text, "| part | test |\n| target | the last event of each user |\n");
+    CHECK(strstr(text, "too good") == NULL);
+    free(text);
+    text = shell(0, "./hstu train m.gin --device cpu --data data --out all --epochs 1 --split none "
+                    "2>&1 && ./hstu card all && ./hstu train m.gin --device cpu --data data --out "
+                    "seen --epochs 1 --init-from all 2>&1 && ./hstu card seen");
+    CHECK_CONTAINS(text, "was trained on events that are held out here");
+    CHECK_CONTAINS(text, "\n- The run it started from was trained on held-out events");
+    CHECK_EQ(count_parts(text, "\n## Figures\n"), 1);
+    free(text);
+}

@@ -192,7 +192,22 @@ TEST(warm_start_keeps_rows_and_moments_by_id) {
     CHECK_EQ(s.report.n, 1);
     check_counts(table_of(&s, "item"), WORLD_ITEMS - 4, 1, 4);
     CHECK(s.report.has_state && s.report.step == 6 && s.c.state.n_earlier == 6);
+    CHECK(!s.report.saw_held_out);
     free(first);
+    start_close(&s);
+}
+
+/* The other run, which leaves one out, has trained on what leave-two-out validates on. */
+TEST(warm_start_says_that_held_out_events_were_seen) {
+    static const split_kind kind[] = {SPLIT_LEAVE_TWO_OUT, SPLIT_BY_USER, SPLIT_NONE};
+    const char *run = train_world(&before, retrieval_gin, "");
+    start s;
+    start_open(&s, &after, retrieval_gin, "", run);
+    for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
+        s.options.split = split_rule_of(kind[i]);
+        CHECK_OK(go(&s));
+        CHECK(s.report.saw_held_out == (kind[i] != SPLIT_NONE));
+    }
     start_close(&s);
 }
 
