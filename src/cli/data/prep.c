@@ -474,6 +474,9 @@ static void log_times(const source_result *r, const builder_stats *s) {
     if (r->times[0] == '\0') return;
     log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
              show_date(last, s->last_time / s->time_per_second));
+    if (s->last_time / s->time_per_second > (int64_t)time(NULL) + 86400)
+        log_info("note: the newest event is in the future; a wrong clock moves splits by time and "
+                 "the popularity of the last week: leave such events out with --until");
 }
 
 /* Reads, writes the sequence file, and the csv if one is wanted.  The csv is opened first, so that

@@ -243,13 +243,15 @@ static status write_pairs(comparison *c, const char *name) {
 }
 
 /* What figures depend on besides the model; the target follows from the split. */
-typedef enum { BY_SPLIT, BY_PART, BY_CATALOGUE, BY_LEFT_OUT, N_BY } protocol_member;
+typedef enum { BY_SPLIT, BY_PART, BY_ACTIONS, BY_CATALOGUE, BY_LEFT_OUT, N_BY } protocol_member;
 
 static const struct {
     const char *key, *name, *remedy;
 } protocol_members[N_BY] = {
     {"split", "split", "train both with the same --split, both with --validate or without"},
     {"part", "part", "evaluate the same part of both"},
+    {"target_actions", "target actions",
+     "train both with the same --target-action, or measure both with 'hstu eval --target-action'"},
     {"catalogue", "number of items", "train both on the same prepared data"},
     {"left_out", "items left out of the ranking",
      "train both with the same longest history; of lists, 'hstu eval --recommendations FILE "
@@ -261,6 +263,7 @@ static const char *protocol_text(const run_facts *f, protocol_member k, char tex
     const json_value *p = start != NULL ? json_member(start, "protocol") : NULL;
     double n_items = history_number(p, "catalogue");
     if (k == BY_PART) return run_facts_part(f);
+    if (k == BY_ACTIONS && history_text(p, "target_actions")[0] == '\0') return "all";
     if (k != BY_CATALOGUE) return history_text(p, protocol_members[k].key);
     text[0] = '\0';
     if (isfinite(n_items)) snprintf(text, CELL_BYTES, "%.0f", n_items);

@@ -279,3 +279,17 @@ TEST(download_needs_an_address_and_a_folder) {
     prep_fails("ml-1m --download --input file.csv --out out", 2,
                "--input file.csv is a file; with --download it is the folder");
 }
+
+TEST(prep_notes_events_of_the_future) {
+    static const char *const rows[] = {"1,1,1700000000\n1,2,1700000060",
+                                       "1,1,1700000000\n1,2,4070908800"};
+    for (size_t i = 0; i < 2; i++) {
+        char *text;
+        CHECK_EQ(run_shell(
+                     &text,
+                     "printf 'user,item,time\\n%s\\n' | %s prep csv --input - --out %s/future 2>&1",
+                     rows[i], test_program(), test_folder()),
+                 0);
+        CHECK((strstr(text, "the newest event is in the future") != NULL) == (i == 1));
+    }
+}

@@ -466,6 +466,11 @@ TEST(train_predicts_target_actions) {
     CHECK_CONTAINS(text, "no event of the test part has a target action");
     free(text);
     free(said(0, "eval buys --target-action all"));
+    free(said(0, "train --data shop --out seen --epochs 1"));
+    text = said(0, "compare seen buys");
+    CHECK_CONTAINS(text, "differ in the target actions");
+    CHECK_CONTAINS(text, "seen has \"all\", buys has \"buy\"");
+    free(text);
     text = said(0, "recommend buys --history 3,5 -k 10 --format csv");
     int n = 0, n_bought = 0;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
