@@ -7,7 +7,7 @@ set -eu
 version=$(sed -n 's/^#define HSTU_VERSION "\(.*\)"/\1/p' include/hstu.h)
 work=$(mktemp -d)
 server=''
-trap 'kill -9 $server 2>/dev/null; rm -rf "$work"' EXIT
+trap '[ -z "$server" ] || kill -9 $server 2>/dev/null || true; rm -rf "$work"' EXIT
 fail() { echo "dist: $*" >&2; exit 1; }
 targets=$(uname -m)
 [ -z "${HSTU_TEST_ALL:-}" ] || targets="x86_64 aarch64"

@@ -8,7 +8,7 @@ root=$PWD
 bin=$root/build/python/bin
 work=$(mktemp -d)
 server=''
-trap 'kill -9 $server 2>/dev/null; rm -rf "$work"' EXIT
+trap '[ -z "$server" ] || kill -9 $server 2>/dev/null || true; rm -rf "$work"' EXIT
 fail() { echo "openapi: $*" >&2; exit 1; }
 "$bin/python" -c 'import schemathesis, openapi_spec_validator' 2>/dev/null || {
     [ "${HSTU_INSTALL:-1}" != 0 ] && { [ -x "$bin/python" ] || python3 -m venv "$root/build/python"; } &&

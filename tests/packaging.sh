@@ -10,7 +10,7 @@ tools=$root/build/tools
 python=$root/build/python/bin/python
 work=$(mktemp -d)
 started=()
-trap 'kill -9 "${started[@]}" 2>/dev/null; wait 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill -9 "${started[@]}" 2>/dev/null || true; wait 2>/dev/null; rm -rf "$work"' EXIT
 fail() { echo "packaging: $*" >&2; exit 1; }
 skip() { echo "skipped: $*"; }
 may_install() { [ "${HSTU_INSTALL:-1}" != 0 ]; }

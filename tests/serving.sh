@@ -8,7 +8,7 @@ python=$root/build/python/bin/python
 work=$(mktemp -d)
 server=''
 reader=''
-trap 'kill -9 $server $reader 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill -9 $server $reader 2>/dev/null || true; rm -rf "$work"' EXIT
 fail() { echo "serving: $*" >&2; [ ! -s "$work/err" ] || tail -n 5 "$work/err" >&2; exit 1; }
 
 # block KIND: the blocks of a language, one after the other.

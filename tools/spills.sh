@@ -22,6 +22,11 @@ excused='
 attn_bwd_dq_f32_kernel<256, true>      head dimensions 129 to 256 in true float32, which no config has: with half the tile all scores would be computed twice
 softmax_attn_bwd_dq_f32_kernel<256>    the same in softmax attention
 linear_large_sm90_kernel<__nv_bfloat16, large_tile<256, 3,  one register, written and read once after the products of a tile
+mol_pairs_bwd_any_kernel<float, 8, 4>  a warp has the logits, gates and two gradients of its tile; with them in memory a step took twice as long and more
+mol_pairs_bwd_any_kernel<__half, 8, 2>   the same
+mol_pairs_bwd_any_kernel<__half, 4, 4>   the same
+mol_pairs_bwd_any_kernel<__half, 4, 2>   the same
+mol_pairs_fwd_any_kernel<__half, 4>      the same, once a tile
 '
 
 # A report older than its source is out of date.

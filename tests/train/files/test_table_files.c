@@ -212,7 +212,8 @@ TEST(table_files_of_a_run_are_exported_and_imported) {
              0);
     check_says(2, "export run --what tables --out out", "choose another --out");
     check_says(0, "export run --what weights --out w.safetensors", "the weights of");
-    check_says(2, "export run --what soup --out i", "items, components, users, weights, tables or events");
+    check_says(2, "export run --what soup --out i",
+               "items, components, users, weights, tables or events");
     check_says(1, "export run --what tables --format pt --out i", "safetensors only");
     check_says(2, "export run --out i", "--what and --out are needed");
     check_says(2, "import nvidia x --out i", "--gin-config-file, --data and --out are needed");
