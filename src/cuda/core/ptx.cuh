@@ -89,8 +89,8 @@ __device__ static inline void ldmatrix_x4_trans(uint32_t r[4], uint32_t address)
                  : "memory");
 }
 
-/* Of an 8 x 8 matrix of 16-bit elements, of which lane l has row l / 4, columns 2 (l % 4) and the
- * next: the same of the transposed matrix. */
+/* Transposes an 8 x 8 matrix of 16-bit elements; before and after, lane l has row l / 4, columns
+ * 2 (l % 4) and 2 (l % 4) + 1. */
 __device__ static inline uint32_t movmatrix_trans(uint32_t x) {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
