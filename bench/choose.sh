@@ -1,18 +1,23 @@
 #!/bin/sh
 # How long a model takes, and how much memory, by the size of a log: the figures of docs/choose.md.
 #
-#   bench/choose.sh --device cpu|cuda [--events "10000 ... 100000000"] [--steps 200] [--out FILE.csv]
+#   bench/choose.sh --device cpu|cuda [--threads N] [--large] [--events "N N ..."] [--steps 100] [--out FILE.csv]
 #
-# Synthetic logs of about 60 events a user; `hstu train` chooses the config, makes at most --steps steps, and ranks all
-# items for 2,000 users.  The time of an epoch is drawn on from those steps.  Prints a table and appends its rows to
-# FILE.csv (default: bench/results/cpu/choose.csv, of a GPU bench/results/h200/choose.csv).  TMPDIR needs 6 GB for 10^8.
+# Synthetic logs of about 60 events a user, of 10^4, 10^5 and 10^6 events (within two minutes on two cores), with --large
+# of 10^7 and 10^8, too; --events names other sizes.  `hstu train` chooses the config, takes --steps steps, and ranks all
+# items for 2,000 users; the time of an epoch is drawn on from those steps.  Prints a Markdown table for docs/choose.md
+# and appends its rows to FILE.csv (default: bench/results/cpu/choose.csv, of a GPU bench/results/h200/choose.csv).
+# ./hstu is built if it is missing.  TMPDIR needs 6 GB for 10^8 events.
 set -eu
 cd "$(dirname "$0")/.."
-device='' sizes='10000 100000 1000000 10000000 100000000' steps=200 out=''
+device='' sizes='10000 100000 1000000' steps=100 out=''
 usage() { sed -n '4s/^# *//p' bench/choose.sh >&2; exit 2; }
-while [ $# -ge 2 ]; do
+while [ $# -ge 1 ]; do
+    [ "$1" != --large ] || { sizes="$sizes 10000000 100000000"; shift; continue; }
+    [ $# -ge 2 ] || usage
     case $1 in
     --device) device=$2 ;;
+    --threads) HSTU_THREADS=$2; export HSTU_THREADS ;;
     --events) sizes=$2 ;;
     --steps) steps=$2 ;;
     --out) out=$2 ;;
@@ -21,8 +26,7 @@ while [ $# -ge 2 ]; do
     shift 2
 done
 case $device in cpu | cuda | cuda:*) ;; *) usage ;; esac
-[ $# -eq 0 ] || usage
-make -s hstu
+[ -x hstu ] || make -s hstu
 work=$(mktemp -d "${TMPDIR:-/tmp}/choose.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 machine="$(uname -m) $(lscpu 2>/dev/null | sed -n 's/^Model name: *//p' | head -1) x${HSTU_THREADS:-$(nproc)}"
@@ -38,7 +42,11 @@ value() { sed -n 's/.*"'"$1"'": *\([0-9.]*\).*/\1/p' "$work/json" | tail -1; }
 peak='import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)'
 
-printf '%12s %10s %10s  %-26s %12s %14s %9s %9s\n' events users items config "s an epoch" "s/100k users" "peak MB" "data MB"
+printf 'On %s (%s), commit %s:\n\n' "$machine" "$device" "$(git describe --always --dirty=+ 2>/dev/null)"
+row='| %11s | %9s | %7s | %-26s | %10s | %22s | %14s | %12s |\n'
+# shellcheck disable=SC2059
+printf "$row" events users items config "s an epoch" "s to rank 100,000 users" "peak memory MB" "data file MB"
+echo '|---:|---:|---:|---|---:|---:|---:|---:|'
 set --
 for events in $sizes; do
     users=$((events / 60)) items=$((events / 500))
@@ -54,7 +62,8 @@ for events in $sizes; do
         'BEGIN { printf "%.2f %.1f %.0f %.1f", s / n * e, t / u * 1e5, kb / 1000, data / 1e6 }')
     # shellcheck disable=SC2086
     set -- $line
-    printf '%12d %10d %10d  %-26s %12s %14s %9s %9s\n' "$events" "$users" "$items" "$config" "$@"
+    # shellcheck disable=SC2059
+    printf "$row" "$events" "$users" "$items" "$config" "$@"
     printf '%s,%s,"%s",%s,%s,%d,%d,%d,%s,%d,%s,%s,%s,%s\n' "$(date -u +%F)" "$(git describe --always --dirty=+ 2>/dev/null)" \
         "$machine" "$(cut -d' ' -f1 /proc/loadavg)" "$device" "$events" "$users" "$items" "$config" "$an_epoch" "$@" >>"$out"
     rm -rf "$work/data" "$work/run"
