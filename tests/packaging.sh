@@ -140,7 +140,6 @@ check_image() {
     [ "$(id -u)" = 0 ] && grep -q '^VERSION_ID="12"' /etc/os-release && may_install || { skip "the image's packages need root and Debian 12"; return; }
     packages=$(sed -n '/^FROM.*slim$/,$p' "$root/packaging/container/Containerfile.cpu" | tr -d '\\' | grep -o 'ca-certificates lib.*\|^ *lib[^&]*' | tr '\n' ' ')
     [ -e "$image/done" ] || {
-        ! ldd "$program" | grep -q librocksdb || packages="$packages librocksdb7.8" # in builds where it is installed
         # shellcheck disable=SC2086
         packages=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
             $packages 2>/dev/null | grep -E '^z?lib' | sort -u)

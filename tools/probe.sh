@@ -40,8 +40,6 @@ int main(void) { return curl_version() == 0; }' -lcurl && echo "-DHSTU_HAS_CURL 
     links '#include <microhttpd.h>
 static enum MHD_Result no(void) { return MHD_NO; }
 int main(void) { return MHD_get_version() == 0 && no(); }' -lmicrohttpd && echo "-DHSTU_HAS_MICROHTTPD -lmicrohttpd"
-    links '#include <rocksdb/c.h>
-int main(void) { rocksdb_options_destroy(rocksdb_options_create()); return 0; }' -lrocksdb && echo "-DHSTU_HAS_ROCKSDB -lrocksdb"
     # Compression of Parquet columns.
     links '#include <snappy-c.h>
 int main(void) { return snappy_max_compressed_length(1) == 0; }' -lsnappy && echo "-DHSTU_HAS_SNAPPY -lsnappy"

@@ -19,7 +19,6 @@ fedora_name() {
     libcurl4-openssl-dev) echo libcurl-devel ;;
     libsnappy-dev) echo snappy-devel ;;
     zlib1g-dev) echo zlib-devel ;;
-    librocksdb-dev) echo rocksdb-devel ;;
     libclang-rt*) echo compiler-rt ;;
     clang-format) echo clang-tools-extra ;;
     clang-tidy) echo clang-tools-extra ;;
@@ -87,7 +86,6 @@ look_around() {
     [ "$1" = test ] || return 0
     [ -n "${HSTU_XGBOOST:-}" ] || ldconfig -p 2>/dev/null | grep -q libxgboost.so ||
         missing optional libxgboost-dev "the cost model of 'hstu tune'"
-    [[ $found == *HSTU_HAS_ROCKSDB* ]] || missing optional librocksdb-dev "a disk tier of large dynamic tables"
     has clang || missing optional clang "the second compiler, and the fuzz tests"
     clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
     has clang-format || missing optional clang-format "the check of the code's format"

@@ -50,7 +50,6 @@ typedef enum {
     STRATEGY_KLRU,
     STRATEGY_KLFU
 } config_evict;
-typedef enum { STORE_FILE, STORE_ROCKSDB } config_store;
 typedef enum { KEYS_CONTINUOUS, KEYS_ROUNDROBIN, KEYS_HASH_ROUNDROBIN } config_key_placement;
 typedef enum { DIST_UNIFORM, DIST_NORMAL, DIST_ZIPF, DIST_LOGNORMAL } config_distribution_kind;
 typedef enum { NEGATIVES_IN_BATCH, NEGATIVES_LOCAL } config_negatives;
@@ -126,8 +125,7 @@ typedef struct config_embedding {
     config_evict evict;
     bool has_caching;
     config_key_placement key_placement;
-    const char *store_folder; /* None, or the folder for rows that do not fit in memory */
-    config_store store;
+    const char *store_folder;     /* None, or the folder for rows that do not fit in memory */
     int64_t admission_threshold;  /* uses before a key gets a row; 0 and 1: the first */
     double admission_probability; /* and then that of each use; 0 and 1: always */
     int64_t steps_to_live; /* a row is evicted when it was not written for more steps than this; 0:

@@ -332,9 +332,8 @@ const option option_table[] = {
     TEXT("DynamicEmbeddingArgs.store_folder", OPT_NULLABLE, OF_TABLE(store_folder), "None",
          "A folder on disk for rows that do not fit in memory, so that none is lost: a run makes "
          "one of its own in it, and removes it.  None evicts them.  Not in the reference."),
-    CHOICE("DynamicEmbeddingArgs.store_engine", OF_TABLE(store), "log|rocksdb", "'log'",
-           "What keeps them: a file with about 40 bytes of memory a row (log), or RocksDB.  Not in "
-           "the reference."),
+    RETIRED("DynamicEmbeddingArgs.store_engine", "log|rocksdb",
+            "Older; rows are in a file, with about 40 bytes of memory a row."),
     INT("DynamicEmbeddingArgs.admission_threshold", OF_TABLE(admission_threshold), 0, 65535, "0",
         "Uses before a key gets a row, as dynamicemb's FrequencyAdmissionStrategy(threshold) with "
         "a "

@@ -666,11 +666,11 @@ status embed_fetch(embed_table *t, fetch_mode mode, int64_t n, const uint64_t *i
     return OK;
 }
 
-/* Announces to the store the ids that are in no level; the store ignores repeats. */
+/* Announces to the store the ids that are in no level. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids) {
     embed_store *store = t->config.store;
     embed_host *h = &t->h;
-    if (store == NULL || store->ask == NULL || n == 0) return OK;
+    if (store == NULL || n == 0) return OK;
     TRY(check_batch(t, n));
     memcpy(h->ahead, ids, (size_t)n * sizeof *ids);
     for (int i = 0; i < t->n_levels && n > 0; i++) {

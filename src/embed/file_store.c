@@ -127,6 +127,18 @@ static status file_clear(embed_store *base) {
     return OK;
 }
 
+/* Only a hint: a file system may ignore it, and then the rows are read when they are wanted. */
+static status file_ask(embed_store *base, int64_t n, const uint64_t *keys) {
+    const file_store *s = (file_store *)base;
+    off_t bytes = (off_t)base->n_floats * (off_t)sizeof(float);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t number = map_find(&s->keys, keys[i]);
+        if (number != MAP_NONE)
+            (void)posix_fadvise(s->file, s->row[number].slot * bytes, bytes, POSIX_FADV_WILLNEED);
+    }
+    return OK;
+}
+
 static void file_destroy(embed_store *base) {
     file_store *s = (file_store *)base;
     if (s->file >= 0) close(s->file);
@@ -140,12 +152,12 @@ status embed_store_open_file(embed_store **out, const char *folder, int32_t n_fl
     TRY(folder_create(folder, NULL));
     TRY(MEM_NEW(&s, 1));
     s->base = (embed_store){.n_floats = n_floats,
-                            .name = "log", /* what its option was named for */
                             .get = file_get,
                             .put = file_put,
                             .erase = file_erase,
                             .each = file_each,
                             .clear = file_clear,
+                            .ask = file_ask,
                             .destroy = file_destroy};
     s->file = -1;
     status st = path_join(s->path, sizeof s->path, folder, "rows");

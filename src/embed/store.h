@@ -1,10 +1,9 @@
-/* A store: the lowest tier of a dynamic table, where rows are on disk.
+/* A store: the lowest tier of a dynamic table, where rows are on disk (file_store.c); a small table
+ * of functions, so that tests can put others in its place.
  *
- * It is a small table of functions, so that engines can be exchanged: the file of file_store.c,
- * always available, or RocksDB (rocks_store.c) where the build found it; ahead_store.c adds a
- * prefetch thread to either. All memory is host memory.  A store keeps `n_floats` floats a row with
- * its score and stamp (ops/table.h).  It is scratch: what a table keeps is in its checkpoints, and
- * nobody opens a store again.  Calls come from one thread at a time. */
+ * All memory is host memory.  A store keeps `n_floats` floats a row with its score and stamp
+ * (ops/table.h).  It is scratch: what a table keeps is in its checkpoints, and nobody opens a store
+ * again.  Calls come from one thread at a time. */
 #pragma once
 
 #include "base/base.h"
@@ -37,7 +36,6 @@ typedef struct embed_store embed_store;
 
 struct embed_store {
     int32_t n_floats;
-    const char *name; /* of the engine */
     /* rows[i], scores[i], stamps[i] of keys[i] if the store has it (is_found[i] = 1); others are
      * unchanged. */
     status (*get)(embed_store *s, int64_t n, const uint64_t *keys, uint8_t *is_found,
@@ -48,7 +46,7 @@ struct embed_store {
     /* Visits all rows, in pieces, in any order.  The visitor must not write to the store. */
     status (*each)(embed_store *s, embed_visit visit, void *ctx);
     status (*clear)(embed_store *s);
-    /* Announces keys of a later get; returns at once.  NULL: the store cannot prefetch. */
+    /* Announces keys of a later get: the system reads their rows meanwhile. */
     status (*ask)(embed_store *s, int64_t n, const uint64_t *keys);
     void (*destroy)(embed_store *s);
 };
@@ -57,12 +55,3 @@ void embed_store_destroy(embed_store *s); /* NULL is fine */
 
 /* An empty file of rows in `folder`, which is created if missing. */
 status embed_store_open_file(embed_store **out, const char *folder, int32_t n_floats);
-
-/* A RocksDB in `folder`, which must have none; ERR_UNSUPPORTED where this build is without it. */
-status embed_store_open_rocks(embed_store **out, const char *folder, int32_t n_floats);
-
-/* A store that prefetches from another one: after `ask` a thread reads the rows while the caller
- * does something else; `get` then takes them from memory.  At most max_rows rows are held; rows
- * announced two calls ago and never taken are dropped first.  The caller still owns the store
- * below, and uses it only through this one. */
-status embed_store_open_ahead(embed_store **out, embed_store *below, int64_t max_rows);

@@ -161,8 +161,8 @@ status embed_list_slots(embed_table *t, int64_t n, const uint64_t *keys, int64_t
 status embed_retake_rows(embed_table *t, int64_t n, const uint64_t *ids);
 
 /* Announces the ids of one of the next fetches: rows that are in the store are read while the
- * caller does something else, where the store can (embed_store_open_ahead).  Changes nothing else:
- * the last fetch stays as it is.  n <= max_batch. */
+ * caller does something else.  Changes nothing else: the last fetch stays as it is.  n <=
+ * max_batch. */
 status embed_prefetch(embed_table *t, int64_t n, const uint64_t *ids);
 
 /* y[i] = the values of ids[i] in its table (ids[begin[k]] .. ids[begin[k + 1] - 1] belong to

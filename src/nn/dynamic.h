@@ -84,7 +84,7 @@ typedef struct dynamic_table {
     float *value, *grad;    /* (max_rows, dim): places in the bank */
     embed_counts told;      /* of the last dynamic_news */
     embed_store *store;     /* below the levels, or NULL */
-    embed_store *ahead;     /* prefetches announced rows from the store, or NULL */
+    bool reads_ahead;       /* its rows are announced to it */
     scratch_folder *folder; /* of the store; or NULL */
     uint64_t *coming;       /* host (max_rows): ids announced; NULL where nothing reads ahead */
     int64_t n_read;         /* distinct ids of read-only batches since dynamic_begin_reads */

@@ -137,22 +137,18 @@ static status make_folder(dynamic_table *t) {
                        t->config->table_name);
 }
 
-/* Opens the store, if the config names one, and with `reads_ahead` the prefetching store over it:
- * t->store, t->ahead, which holds up to max_ahead rows. */
-static status open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead, int64_t max_ahead) {
-    bool is_file = t->config->store == STORE_FILE;
+/* Opens the store, if the config names one. */
+static status open_store(dynamic_table *t, int32_t n_floats, bool reads_ahead) {
     if (t->config->store_folder == NULL) return OK;
     TRY(make_folder(t));
-    TRY((is_file ? embed_store_open_file
-                 : embed_store_open_rocks)(&t->store, scratch_folder_path(t->folder), n_floats));
-    log_info("table '%s': rows beyond that go to %s (%s)%s", t->config->table_name,
-             scratch_folder_path(t->folder), t->store->name,
-             reads_ahead ? ", and are read ahead" : "");
-    return reads_ahead ? embed_store_open_ahead(&t->ahead, t->store, max_ahead) : OK;
+    TRY(embed_store_open_file(&t->store, scratch_folder_path(t->folder), n_floats));
+    log_info("table '%s': rows beyond that go to %s%s", t->config->table_name,
+             scratch_folder_path(t->folder), reads_ahead ? ", and are read ahead" : "");
+    t->reads_ahead = reads_ahead;
+    return OK;
 }
 
 static void close_store(dynamic_table *t) {
-    embed_store_destroy(t->ahead);
     embed_store_destroy(t->store);
     scratch_folder_destroy(t->folder);
 }
@@ -265,9 +261,8 @@ static status create_table(dynamic_tables *d, dynamic_table *t, const config *c)
     needs n = needs_of(d, t);
     set_levels(&e, t->config, n);
     TRY(open_store(t, t->dim + optimizer_n_state(e.opt, t->dim),
-                   c->trainer.pipeline == PIPELINE_PREFETCH,
-                   2 * (int64_t)n.max_rows * t->n_features));
-    e.store = t->ahead != NULL ? t->ahead : t->store;
+                   c->trainer.pipeline == PIPELINE_PREFETCH));
+    e.store = t->store;
     status st = embed_create(&t->table, d->be, &e);
     if (st == OK) embed_count_absent(t->table, false); /* until dynamic_begin_reads */
     return st == ERR_CONFIG ? fail_prefix(st, "table '%s'", t->config->table_name) : st;
@@ -287,13 +282,13 @@ status dynamic_attach(dynamic_tables *d, dynamic_table *t, const config *c, cons
                     "%s: the features of the table '%s' are %d and %d wide; bind a table for each",
                     c->file, t->config->table_name, t->owner->dim, t->dim);
     t->table = t->owner->table;
-    if (t->owner->ahead != NULL) TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
+    if (t->owner->reads_ahead) TRY(NN_NEW_HOST(memory, &t->coming, t->max_rows));
     return OK;
 }
 
 bool dynamic_reads_ahead(const dynamic_tables *d) {
     for (int i = 0; i < d->n; i++)
-        if (d->item[i].ahead != NULL) return true;
+        if (d->item[i].reads_ahead) return true;
     return false;
 }
 
@@ -312,7 +307,7 @@ status dynamic_announce(dynamic_tables *d, const batch *b) {
     for (int i = 0; i < d->n; i++) {
         dynamic_table *t = &d->item[i];
         id_list l = dynamic_list_of(d, t, b);
-        if (t->owner->ahead == NULL) continue;
+        if (!t->owner->reads_ahead) continue;
         TRY(dynamic_check_ids(t, &l));
         TRY(embed_prefetch(t->table, list_coming(t, &l, d->comm != NULL ? d->comm->rank : -1),
                            t->coming));

@@ -11,7 +11,6 @@
 #include "embed/table.h"
 #include "table_rig.h"
 
-static bool is_rocks;  /* which store */
 static bool is_choosy; /* new keys are admitted now and then */
 
 enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
@@ -19,7 +18,7 @@ enum { DIM = 5, MAX_UNIVERSE = 1200, MAX_BATCH = 300, MAX_FLOATS = 3 * DIM };
 typedef struct world {
     backend *be;
     embed_table *t;
-    embed_store *store, *ahead; /* ahead: reads for the store */
+    embed_store *store;
     embed_config c;
     int32_t n_floats;
     uint64_t random;
@@ -100,7 +99,7 @@ static void take_left(world *w) {
 }
 
 static void world_init(world *w, const embed_config *c, int n_universe, bool has_store,
-                       bool reads_ahead, uint64_t seed) {
+                       uint64_t seed) {
     static const uint64_t ends[] = {0, UINT64_MAX, UINT64_MAX - 1, UINT64_MAX - 2, 1ull << 63, 1};
     *w = (world){.c = *c, .n_universe = n_universe, .random = seed};
     CHECK_OK(test_real_backend(&w->be, NULL));
@@ -109,15 +108,8 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
     if (has_store) {
         char folder[4096];
         snprintf(folder, sizeof folder, "%s/store-%llu", test_folder(), (unsigned long long)seed);
-        status st = (is_rocks ? embed_store_open_rocks : embed_store_open_file)(&w->store, folder,
-                                                                                w->n_floats);
-        if (st == ERR_UNSUPPORTED) SKIP_TEST("%s", status_reason());
-        CHECK_OK(st);
+        CHECK_OK(embed_store_open_file(&w->store, folder, w->n_floats));
         w->c.store = w->store;
-    }
-    if (reads_ahead) {
-        CHECK_OK(embed_store_open_ahead(&w->ahead, w->store, 100));
-        w->c.store = w->ahead;
     }
     w->c.dim = DIM;
     w->c.max_batch = MAX_BATCH;
@@ -132,7 +124,6 @@ static void world_init(world *w, const embed_config *c, int n_universe, bool has
 
 static void world_fini(world *w) {
     embed_destroy(w->t);
-    embed_store_destroy(w->ahead);
     embed_store_destroy(w->store);
     map_fini(&w->index);
     test_real_backend_end(w->be);
@@ -431,8 +422,7 @@ static void live(world *w, int n_calls) {
     }
 }
 
-static void try_policies(int64_t level0, int64_t level1, bool has_store, bool reads_ahead,
-                         int n_universe) {
+static void try_policies(int64_t level0, int64_t level1, bool has_store, int n_universe) {
     for (int policy = POLICY_NONE; policy <= POLICY_STEP; policy++)
         for (int opt = OPT_SGD; opt <= OPT_ROWWISE_ADAGRAD; opt += 1) {
             static world w;
@@ -447,8 +437,7 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, bool re
                               .admit_rate = is_choosy ? 0.5f : 0,
                               .ttl = 40};
             if (policy == POLICY_NONE && (level1 > 0 || has_store)) continue;
-            world_init(&w, &c, n_universe, has_store, reads_ahead,
-                       (uint64_t)(policy * 10 + opt + 1));
+            world_init(&w, &c, n_universe, has_store, (uint64_t)(policy * 10 + opt + 1));
             w.is_exact = level0 == TABLE_SLOTS && level1 == 0 && !has_store;
             live(&w, test_is_brief() ? 150 : 400);
             if (has_store) CHECK_EQ(w.n_left, 0);
@@ -457,39 +446,34 @@ static void try_policies(int64_t level0, int64_t level1, bool has_store, bool re
 }
 
 TEST(fetch_one_bucket_is_a_map_with_the_exact_policy) {
-    try_policies(TABLE_SLOTS, 0, false, false, 150);
+    try_policies(TABLE_SLOTS, 0, false, 150);
 }
 
 TEST(fetch_one_level_is_a_map) {
-    try_policies(6 * TABLE_SLOTS, 0, false, false, 900);
+    try_policies(6 * TABLE_SLOTS, 0, false, 900);
 }
 
 TEST(fetch_two_levels_are_a_map) {
-    try_policies(2 * TABLE_SLOTS, 5 * TABLE_SLOTS, false, false, 900);
-    try_policies(3 * TABLE_SLOTS, TABLE_SLOTS, false, false, 900);
+    try_policies(2 * TABLE_SLOTS, 5 * TABLE_SLOTS, false, 900);
+    try_policies(3 * TABLE_SLOTS, TABLE_SLOTS, false, 900);
 }
 
 TEST(fetch_level_and_store_lose_nothing) {
-    try_policies(2 * TABLE_SLOTS, 0, true, false, 500);
+    try_policies(2 * TABLE_SLOTS, 0, true, 500);
 }
 
 TEST(fetch_three_tiers_lose_nothing) {
-    try_policies(2 * TABLE_SLOTS, 3 * TABLE_SLOTS, true, false, 1000);
+    try_policies(2 * TABLE_SLOTS, 3 * TABLE_SLOTS, true, 1000);
 }
 
-TEST(fetch_reading_ahead_changes_nothing) {
-    try_policies(2 * TABLE_SLOTS, TABLE_SLOTS, true, true, 700);
-}
-
-TEST(fetch_three_tiers_with_rocksdb_lose_nothing) {
-    is_rocks = true;
-    try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, true, 800);
+TEST(fetch_level_above_a_smaller_one_and_a_store) {
+    try_policies(2 * TABLE_SLOTS, TABLE_SLOTS, true, 700);
 }
 
 TEST(fetch_with_admission_is_a_map) {
     is_choosy = true;
-    try_policies(4 * TABLE_SLOTS, 0, false, false, 900);
-    try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, false, 900);
+    try_policies(4 * TABLE_SLOTS, 0, false, 900);
+    try_policies(2 * TABLE_SLOTS, 2 * TABLE_SLOTS, true, 900);
 }
 
 /* A row that came up from the store and was not changed is still in the store: it is not written
@@ -504,7 +488,7 @@ TEST(fetch_writes_only_changed_rows_to_the_store) {
                       .first_scale = 0.1f};
     const embed_batch *b;
     float *grad;
-    world_init(&w, &c, 2 * N, true, false, 77);
+    world_init(&w, &c, 2 * N, true, 77);
     const uint64_t *first = w.keys, *second = w.keys + N;
     CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, first, NULL, &b));
     CHECK_OK(embed_fetch(w.t, FETCH_INSERT, N, second, NULL, &b));
@@ -537,7 +521,7 @@ TEST(fetch_counts_of_lfu_saturate) {
         const uint64_t id = 9, uses[] = {3, (1ull << 32) + 5, 7};
         const uint64_t want[] = {3, UINT32_MAX, UINT32_MAX};
         uint64_t score;
-        world_init(&w, &c, 10, false, false, 7);
+        world_init(&w, &c, 10, false, 7);
         w.c.tracks_left = is_direct == 0;
         embed_destroy(w.t);
         CHECK_OK(embed_create(&w.t, w.be, &w.c));
@@ -556,7 +540,7 @@ TEST(fetch_rejects_every_key_of_a_full_bucket) {
     static world w;
     embed_config c = {.policy = POLICY_NONE, .capacity = {TABLE_SLOTS, 0}};
     const embed_batch *b;
-    world_init(&w, &c, TABLE_SLOTS + 3, false, false, 7);
+    world_init(&w, &c, TABLE_SLOTS + 3, false, 7);
     CHECK_OK(embed_fetch(w.t, FETCH_INSERT, TABLE_SLOTS, w.keys, NULL, &b));
     CHECK_EQ(b->n_rejected, 0);
     CHECK_OK(embed_fetch(w.t, FETCH_INSERT, 3, w.keys + TABLE_SLOTS, NULL, &b));
@@ -575,7 +559,7 @@ TEST(fetch_restored_rows_keep_scores_and_stamps) {
     enum { ROWS = 5 };
     static world w;
     embed_config c = {.policy = POLICY_LRU, .capacity = {TABLE_SLOTS, 0}};
-    world_init(&w, &c, 10, false, false, 7);
+    world_init(&w, &c, 10, false, 7);
     int32_t n_floats = embed_n_floats(w.t);
     float *values = calloc((size_t)(ROWS * n_floats), sizeof *values);
     uint64_t keys[ROWS], scores[ROWS];

@@ -60,7 +60,6 @@ static void tiers_init(rig_of_tiers *r, int64_t level1) {
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/store-%lld", test_folder(), (long long)level1);
     r->store = (full_store){.base = {.n_floats = DIM,
-                                     .name = "full",
                                      .get = full_get,
                                      .put = full_put,
                                      .erase = full_erase,

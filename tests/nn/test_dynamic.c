@@ -468,10 +468,10 @@ TEST(dynamic_tables_announce_the_ids_of_a_batch) {
         CHECK_OK(optimizer_init(&r.o, r.t.be, r.t.m, &r.t.c));
         dynamic_tables *d = model_tables(r.t.m);
         CHECK_EQ(dynamic_reads_ahead(d), reads_ahead);
-        CHECK_EQ(d->item[0].ahead != NULL, reads_ahead);
+        CHECK_EQ(d->item[0].reads_ahead, reads_ahead);
         toy_batch_make(&b, way.kind, 100);
         n_asked = 0;
-        if (reads_ahead) d->item[0].ahead->ask = note_asked;
+        d->item[0].store->ask = note_asked;
         CHECK_OK(dynamic_announce(d, &b.b));
         for (uint32_t id = 1; id <= TOY_ITEMS && reads_ahead; id++) {
             bool is_there = false;

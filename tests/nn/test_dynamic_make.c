@@ -426,7 +426,7 @@ static void check_store(const char *extra, const char *other) {
 }
 
 TEST(dynamic_tables_with_a_store_lose_nothing) {
-    check_store("movies/DynamicEmbeddingArgs.store_engine='log'", NULL);
+    check_store("movies/DynamicEmbeddingArgs.store_engine='rocksdb'", NULL);
 }
 
 TEST(dynamic_tables_with_a_store_that_reads_ahead) {
@@ -436,14 +436,6 @@ TEST(dynamic_tables_with_a_store_that_reads_ahead) {
 TEST(dynamic_tables_with_a_store_and_several_batches_a_step) {
     check_store("movies/DynamicEmbeddingArgs.item_vocab_size_or_capacity=384",
                 "TrainingArgs.gradient_accumulation_steps=2");
-}
-
-TEST(dynamic_tables_with_rocksdb_lose_nothing) {
-#ifdef HSTU_HAS_ROCKSDB
-    check_store("movies/DynamicEmbeddingArgs.store_engine='rocksdb'", NULL);
-#else
-    SKIP_TEST("this build is without RocksDB");
-#endif
 }
 
 TEST(dynamic_tables_whose_store_cannot_be_say_which_option) {

@@ -192,7 +192,7 @@ typedef struct library {
     bool is_run_time;    /* looked for when the program runs, not when it is built */
 } library;
 
-enum { N_LIBRARIES = 14 };
+enum { N_LIBRARIES = 13 };
 
 typedef struct diagnosis {
     machine host;
@@ -216,7 +216,7 @@ static void cuda_version_text(char *text, size_t n, int version) {
 }
 
 static void ask_libraries(diagnosis *d) {
-    const char *archive = NULL, *curl = NULL, *cuda = NULL, *rocks = NULL;
+    const char *archive = NULL, *curl = NULL, *cuda = NULL;
     const char *snappy = NULL, *zstd = NULL, *zlib = NULL;
 #ifdef HSTU_HAS_SNAPPY
     snappy = "yes"; /* its C API does not tell the version */
@@ -232,9 +232,6 @@ static void ask_libraries(diagnosis *d) {
 #endif
 #ifdef HSTU_HAS_CURL
     curl = curl_version_info(CURLVERSION_NOW)->version;
-#endif
-#ifdef HSTU_HAS_ROCKSDB
-    rocks = "yes"; /* its C API does not tell the version */
 #endif
 #ifdef HSTU_HAS_CUDA
     cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
@@ -258,8 +255,6 @@ static void ask_libraries(diagnosis *d) {
          "apt-get install libarchive-dev, then make", false},
         {"libcurl", curl, "'hstu prep --download'",
          "apt-get install libcurl4-openssl-dev, then make", false},
-        {"RocksDB", rocks, "a disk tier of large dynamic tables",
-         "apt-get install librocksdb-dev, then make", false},
         {"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
          "apt-get install libsnappy-dev, then make", false},
         {"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
