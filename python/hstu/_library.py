@@ -126,7 +126,12 @@ def call(name, *args):
     """Calls a function that can fail."""
     status = getattr(lib, name)(*args)
     if status != 0:
-        raise _BY_STATUS.get(status, Error)(lib.hstu_error().decode("utf-8", "replace"))
+        refuse(status)
+
+
+def refuse(status):
+    """Raises what a call that failed has left."""
+    raise _BY_STATUS.get(status, Error)(lib.hstu_error().decode("utf-8", "replace"))
 
 
 def library_version() -> str:

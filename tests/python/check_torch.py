@@ -364,11 +364,24 @@ def graph_operators():
     """torch's checkers, torch.compile, the short forms, and what is refused."""
     graph = Graph([0, 2, 2, 5], [0, 2, 0, 1, 3], 4)
     q, k, v = (torch.randn(size, 2, 8, device=DEVICE).requires_grad_() for size in (3, 4, 4))
-    if hasattr(torch.library, "opcheck"):
+    if hasattr(torch.library, "opcheck"):  # (not the eager call, which is compared with it below)
         torch.library.opcheck(torch.ops.hstu.graph_attn.default, (q, k, v, None, None, None, graph.number, 0, 0, 0.3, 1.0, True))
     compiled = torch.compile(lambda q, k, v: graph_attn(graph, q, k, v), backend="aot_eager")(q, k, v)
     if not torch.equal(compiled, graph_attn(graph, q, k, v)):
         sys.exit("check_torch.py: graph_attn compiled is another")
+    out, weights = graph_attn(graph, q, k, v, needs_weights=True)
+    loss, exact = (o.sum() + w.sum(0).square().sum() for o, w in ((out, weights), torch.ops.hstu.graph_attn(
+        q, k, v, None, None, None, graph.number, 0, 0, 8**-0.5, 1.0, True)[::2]))
+    if not all(torch.equal(*pair) for pair in zip(torch.autograd.grad(loss, (q, k, v)), torch.autograd.grad(exact, (q, k, v)))):
+        sys.exit("check_torch.py: gradients of the eager call are not the operator's")
+    with torch.no_grad():
+        if not torch.equal(graph_attn(graph, q, k, v), out):
+            sys.exit("check_torch.py: graph_attn without gradients is another")
+    if not torch.equal(graph_attn(graph, q.mT.contiguous().mT, k, torch.cat([v, v], 2)[:, :, :8]), out):
+        sys.exit("check_torch.py: rows with gaps are read wrong")
+    empty = graph_attn(Graph([0, 0, 0], torch.zeros(0, dtype=torch.long), 0), v=torch.ones(0, 2, 8, device=DEVICE, requires_grad=True))
+    if empty.shape != (2, 2, 8) or empty.any() or empty.sum().backward():
+        sys.exit("check_torch.py: a graph without edges has a result")
     values = sddmm(graph, q[:, 0], k[:, 0])
     product = torch.sparse_csr_tensor(graph.indptr, graph.indices, values.detach().cpu(), (3, 4)) @ v[:, 0].detach().cpu()
     if not torch.allclose(spmm(graph, v[:, 0], values).detach().cpu(), product, atol=1e-4):
@@ -379,10 +392,12 @@ def graph_operators():
     for part, wrong in (("column 1 twice", lambda: Graph([0, 2], [1, 1], 3)), ("q and k go together", lambda: graph_attn(graph, q=q)),
                         ("(4, 2, ?)", lambda: graph_attn(graph, v=v[:3], bias=torch.zeros(5, 2, device=DEVICE))),
                         ("indptr ends with 3", lambda: Graph([0, 3], [1], 3)),
+                        ("no autograd formula", lambda: torch.autograd.grad(torch.autograd.grad(
+                            graph_attn(graph, q, k, v).square().sum(), v, create_graph=True)[0].sum(), v)),
                         ("weight is 'soft'", lambda: graph_attn(graph, v=v, weight="soft"))):
         try:
             wrong()
-        except hstu.UsageError as e:
+        except (hstu.UsageError, RuntimeError) as e:
             if part not in str(e):
                 sys.exit(f"check_torch.py: says '{e}', not '{part}'")
         else:
