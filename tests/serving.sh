@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the blocks of docs/serving.md, in order, against the server that the first one starts: shell, Python with
+# Runs the blocks of docs/serving.md and docs/server.md, in order, against the server that the first one starts: shell, Python with
 # tritonclient and C; the page is driven in headless Chromium.  Run by ./run test, from the repository's root:  tests/serving.sh [PROGRAM]
 set -eu
 program=$(realpath "${1:-build/release/hstu}")
@@ -12,7 +12,7 @@ trap 'kill -9 $server $reader 2>/dev/null || true; rm -rf "$work"' EXIT
 fail() { echo "serving: $*" >&2; [ ! -s "$work/err" ] || tail -n 5 "$work/err" >&2; exit 1; }
 
 # block KIND: the blocks of a language, one after the other.
-block() { awk -v kind="$1" '$0 == "```" kind { on = 1; next } /^```$/ { on = 0 } on' docs/serving.md; }
+block() { awk -v kind="$1" '$0 == "```" kind { on = 1; next } /^```$/ { on = 0 } on' docs/serving.md docs/server.md; }
 block sh >"$work/sh"
 block python >"$work/client.py"
 block c >"$work/client.c"

@@ -245,13 +245,13 @@ long_prose() {
     done
 }
 
-# Every route of the server stands in the table of docs/serving.md: NAME, ID and V for *, [/part] where it may be left out.
+# Every route of the server stands in the table of docs/server.md: NAME, ID and V for *, [/part] where it may be left out.
 route_doc() {
-    grep -oE '`[^`]*`' docs/serving.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
+    grep -oE '`[^`]*`' docs/server.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
         sed -E 's#/(NAME|ID|V)\b#/*#g' | sort -u >"$dir/told"
     sed -n 's/^    R("[A-Z]*", "\([^"?]*\)[^"]*", .*/\/\1/p' src/serve/http/server.c | sort -u >"$dir/routes"
     [ -s "$dir/routes" ] || echo "no routes found in src/serve/http/server.c"
-    comm -23 "$dir/routes" "$dir/told" | sed 's/^/docs\/serving.md does not name /'
+    comm -23 "$dir/routes" "$dir/told" | sed 's/^/docs\/server.md does not name /'
 }
 
 config_doc() {
@@ -292,7 +292,7 @@ else
 fi
 rule "documents of the code name files that exist" doc_paths
 rule "no line of prose over 120 characters" long_prose
-rule "docs/serving.md names every route" route_doc
+rule "docs/server.md names every route" route_doc
 rule "docs/config.md is what the option table says" config_doc
 registers
 

@@ -444,7 +444,7 @@ status cmd_serve(int argc, char **argv) {
         .usage = "hstu serve RUN|ENGINE... [--data DIR] [--port 8080] [--state DIR]",
         .summary =
             "Serve trained models over HTTP: recommendations, ranking, users' events, KServe v2, "
-            "Prometheus metrics, and a web page at /. docs/serving.md lists the routes.",
+            "Prometheus metrics, and a web page at /. docs/server.md lists the routes.",
         .options = options,
         .min_positional = 1,
         .max_positional = ENGINE_MAX_MODELS,

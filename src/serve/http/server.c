@@ -453,7 +453,7 @@ static bool choose_route(call *c) {
         return may_enter(c, r->needs & KEY_ALL) && has_good_query(c, r);
     }
     if (allowed[0] == '\0')
-        return call_fail(c, 404, "nothing at %.200s; docs/serving.md lists all paths", c->x->path);
+        return call_fail(c, 404, "nothing at %.200s; docs/server.md lists all paths", c->x->path);
     http_set_header(c->x, "Allow", allowed);
     return call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
 }

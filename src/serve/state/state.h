@@ -2,7 +2,7 @@
  * survives kill -9 and a power cut.  Only the files state*.c know SQLite.
  *
  * FOLDER/state.db holds users, their events in the order in which they came, and the keyed hashes
- * of users that were erased (docs/serving.md has the schema).  It is in WAL mode with
+ * of users that were erased (docs/server.md has the schema).  It is in WAL mode with
  * synchronous=FULL: a transaction that state_commit has committed is on disk.  One that failed is
  * gone, also from the write-ahead log, and the next one may succeed.
  *
