@@ -530,6 +530,7 @@ checks() {
     run_parquet # packages first: the next also takes from build/python
     run_tokenizers
     run_tensorboard
+    beside "export to ONNX, in ONNX Runtime" bash tests/onnx.sh
     if [[ $(build/release/hstu doctor --json 2>/dev/null) == *'"libmicrohttpd","version":null'* ]]; then
         skip "docs/serving.md, followed" "this build has no libmicrohttpd"
     else

@@ -1,49 +1,8 @@
 #include "format/event_file.h"
 
+#include "format/protobuf.h"
+
 enum { MAX_TRIES = 1000 };
-
-/* Protocol buffers: a field is its number and wire type in one varint, and its value. */
-enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
-
-static status put_varint(buf *b, uint64_t value) {
-    for (; value >= 0x80; value >>= 7)
-        TRY(buf_char(b, (char)(value | 0x80)));
-    return buf_char(b, (char)value);
-}
-
-static status put_key(buf *b, int field, int wire) {
-    return put_varint(b, (uint64_t)(field << 3 | wire));
-}
-
-static status put_bytes(buf *b, int field, const void *bytes, size_t n) {
-    TRY(put_key(b, field, WIRE_BYTES));
-    TRY(put_varint(b, n));
-    return buf_append(b, bytes, n);
-}
-
-/* Event: 1 wall_time, 2 step, 3 file_version, 5 summary, 7 session_log. */
-static status begin_event(buf *b, double wall, int64_t step) {
-    uint64_t bits;
-    memcpy(&bits, &wall, sizeof bits);
-    TRY(put_key(b, 1, WIRE_64));
-    TRY(buf_little(b, bits, 8));
-    TRY(put_key(b, 2, WIRE_VARINT));
-    return put_varint(b, (uint64_t)step);
-}
-
-/* Summary.value (1) with Value.tag (1) and Value.simple_value (2). */
-static status put_scalar(buf *summary, const event_scalar *s) {
-    buf value = {0};
-    uint32_t bits;
-    float x = (float)s->value;
-    memcpy(&bits, &x, sizeof bits);
-    status st = put_bytes(&value, 1, s->tag, strlen(s->tag));
-    if (st == OK) st = put_key(&value, 2, WIRE_32);
-    if (st == OK) st = buf_little(&value, bits, 4);
-    if (st == OK) st = put_bytes(summary, 1, value.data, value.n_bytes);
-    buf_fini(&value);
-    return st;
-}
 
 static uint32_t masked(const void *bytes, size_t n) {
     uint32_t crc = crc32c_add(0, bytes, n);
@@ -85,14 +44,17 @@ static status create(event_file *f, const char *folder, int64_t now) {
     return fail_errno("%s: cannot be created", f->path);
 }
 
-/* An event with one field besides its time and step. */
+/* Event: 1 wall_time, 2 step, 3 file_version, 5 summary, 7 session_log.  One with one field besides
+ * its time and step. */
 static status put_event(event_file *f, double wall, int64_t step, int field, const void *bytes,
                         size_t n) {
-    buf event = {0};
-    status st = begin_event(&event, wall, step);
-    if (st == OK) st = put_bytes(&event, field, bytes, n);
-    if (st == OK) st = append(f, &event);
-    buf_fini(&event);
+    pb event = {0};
+    pb_double(&event, 1, wall);
+    pb_int(&event, 2, step);
+    pb_bytes(&event, field, bytes, n);
+    status st = event.st;
+    if (st == OK) st = append(f, &event.text);
+    buf_fini(&event.text);
     return st;
 }
 
@@ -114,13 +76,18 @@ void event_file_close(event_file *f) {
     f->fd = -1;
 }
 
+/* Summary.value (1) with Value.tag (1) and Value.simple_value (2). */
 status event_file_add(event_file *f, double wall, int64_t step, const event_scalar *scalars,
                       size_t n) {
-    buf summary = {0};
-    status st = OK;
-    for (size_t i = 0; i < n && st == OK; i++)
-        st = put_scalar(&summary, &scalars[i]);
-    if (st == OK) st = put_event(f, wall, step, 5, buf_str(&summary), summary.n_bytes);
-    buf_fini(&summary);
+    pb summary = {0};
+    for (size_t i = 0; i < n; i++) {
+        size_t value = pb_begin(&summary, 1);
+        pb_text(&summary, 1, scalars[i].tag);
+        pb_float(&summary, 2, (float)scalars[i].value);
+        pb_end(&summary, value);
+    }
+    status st = summary.st;
+    if (st == OK) st = put_event(f, wall, step, 5, buf_str(&summary.text), summary.text.n_bytes);
+    buf_fini(&summary.text);
     return st;
 }

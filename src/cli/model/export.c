@@ -15,6 +15,7 @@
 typedef struct export_args {
     const char *run, *checkpoint, *what, *format, *out, *data, *device;
     int is_meta; /* of layouts */
+    bool is_apart;
 } export_args;
 
 enum { PIECE_ROWS = 4096 };
@@ -183,6 +184,26 @@ static status export_users(const export_args *a, const char *folder) {
     return with_model(&own, folder, write_users);
 }
 
+/* The encoder and the item table: of a model on the CPU, whose weights are all float32. */
+static status export_model(const export_args *a, const char *folder) {
+    char path[SHOW_PATH_BYTES];
+    bool is_apart = a->is_apart;
+    work w;
+    trained t;
+    if (strcmp(a->format, "onnx") != 0)
+        return fail(ERR_USAGE, "--format %.40s: a model is written as onnx", a->format);
+    TRY(work_open(&w, NULL, "cpu"));
+    status st = trained_open(&t, folder, NULL, w.be, 0);
+    if (st == OK) st = onnx_model_write(&t.session, a->out, &is_apart);
+    if (st == OK)
+        printf("the encoder and %" PRIu64 " items in %s%s%s%s\n", t.session.data->n_items,
+               show_path(path, a->out), is_apart ? ", weights in " : "", is_apart ? path : "",
+               is_apart ? ".data" : "");
+    trained_close(&t);
+    work_close(&w);
+    return st;
+}
+
 static status export_tables(const export_args *a, const char *folder) {
     int n;
     TRY(table_files_export(folder, a->out, &n));
@@ -314,11 +335,9 @@ static const struct {
     const char *name;
     bool is_copy; /* of files, which are safetensors */
     status (*run)(const export_args *a, const char *folder);
-} whats[] = {{"items", false, export_items},
-             {"components", false, export_components},
-             {"users", false, export_users},
-             {"weights", false, export_weights},
-             {"tables", true, export_tables}};
+} whats[] = {{"items", false, export_items}, {"components", false, export_components},
+             {"users", false, export_users}, {"weights", false, export_weights},
+             {"model", false, export_model}, {"tables", true, export_tables}};
 
 /* Whether a file is, or would be, in a folder. */
 static bool is_in(const char *path, const char *folder) {
@@ -339,6 +358,8 @@ static status run(const export_args *a) {
                         "--format %s: %s are written as safetensors only, which Python opens with "
                         "the package of that name",
                         a->format, a->what);
+        if (a->is_apart && whats[i].run != export_model)
+            return fail(ERR_USAGE, "--external-data is for --format onnx");
         if (folder_exists(a->out))
             return fail(ERR_USAGE, "%s: already exists; choose another --out", a->out);
         TRY(a->checkpoint != NULL ? checkpoint_choose(a->run, a->checkpoint, folder)
@@ -347,7 +368,9 @@ static status run(const export_args *a) {
             return fail(ERR_USAGE, "%s: is in the checkpoint; choose another --out", a->out);
         return whats[i].run(a, folder);
     }
-    return fail(ERR_USAGE, "--what %s: must be items, components, users, weights, tables or events",
+    return fail(ERR_USAGE,
+                "--what %s: must be model, items, components, users, weights, tables or "
+                "events",
                 a->what);
 }
 
@@ -359,16 +382,23 @@ status cmd_export(int argc, char **argv) {
                  "items: item embeddings as they are scored, with ids and titles; components: "
                  "the item vectors of a mixture of logits, one after the other; users: encoded "
                  "states of the users in --data, with ids; weights: dense parameters, with the "
-                 "config as metadata; tables: dynamic tables, a snapshot folder each; events: what "
-                 "'hstu serve --state STATE' has acknowledged."),
+                 "config as metadata; tables: dynamic tables, a snapshot folder each; model: the "
+                 "encoder of users and the search in the item table, for ONNX Runtime and others; "
+                 "events: what 'hstu serve --state STATE' has acknowledged."),
         OPT_TEXT(
             "--out", &a.out, "PATH",
             "File to write; an existing one is replaced when the new one is complete. For tables "
             "a folder, which must not exist. Events go to stdout without it, or with '-'."),
-        OPT_TEXT("--format", &a.format, "FORMAT",
-                 "safetensors (default); for items, components and users also npz (NumPy) or csv; "
-                 "for weights "
-                 "also npz or pt (torch.load); for events csv (default) or jsonl."),
+        OPT_TEXT(
+            "--format", &a.format, "FORMAT",
+            "safetensors (default); for items, components and users also npz (NumPy) or csv; "
+            "for weights "
+            "also npz or pt (torch.load); for events csv (default) or jsonl; onnx means --what "
+            "model."),
+        OPT_FLAG(
+            "--external-data", &a.is_apart,
+            "Of onnx: weights in PATH.data beside the model, as they always are where both have "
+            "more than 2 GB."),
         OPT_CHOICE(
             "--layout", &a.is_meta, "LAYOUT", layouts,
             "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
@@ -387,6 +417,7 @@ status cmd_export(int argc, char **argv) {
         .notes = WORK_RUN_NOTE};
     ARGS_PARSE(&spec, &a.run, NULL);
     if (a.what != NULL && strcmp(a.what, "events") == 0) return export_events(&a);
+    if (a.what == NULL && a.format != NULL && strcmp(a.format, "onnx") == 0) a.what = "model";
     if (a.what == NULL || a.out == NULL)
         return fail(ERR_USAGE, "--what and --out are needed; usage: %s", spec.usage);
     if (a.format == NULL) a.format = "safetensors";
