@@ -535,7 +535,7 @@ hstu_status hstu_table_save(hstu_table *table, const char *folder) {
     api_table *t;
     status st = enter(&h, table, &t);
     if (st == OK) st = api_need(folder, "folder");
-    if (st == OK) st = embed_snapshot_write(t->t, folder, (snapshot_ranks){0, 1}, 0);
+    if (st == OK) st = embed_snapshot_write(t->t, folder, 0);
     return handle_leave(h, st);
 }
 
@@ -545,7 +545,7 @@ hstu_status hstu_table_load(hstu_table *table, const char *folder, int64_t *n_re
     int64_t rejected = 0;
     status st = enter(&h, table, &t);
     if (st == OK) st = api_need(folder, "folder");
-    if (st == OK) st = embed_snapshot_read(t->t, folder, (snapshot_ranks){0, 1}, &rejected);
+    if (st == OK) st = embed_snapshot_read(t->t, folder, &rejected);
     if (n_rejected != NULL) *n_rejected = rejected;
     return handle_leave(h, st);
 }

@@ -4,6 +4,11 @@
 
 enum { DUMP_PIECE = 4096, DUMP_MAX_RANKS = 8192 };
 
+/* Who wrote a file. */
+typedef struct dump_rank {
+    int rank, n_ranks;
+} dump_rank;
+
 typedef struct dump {
     file_map keys, values, scores, opt;
     int64_t n;
@@ -13,7 +18,7 @@ typedef struct dump {
 } dump;
 
 static status dump_path(char path[SNAPSHOT_PATH_BYTES], const char *folder, const char *name,
-                        const char *item, snapshot_ranks writer) {
+                        const char *item, dump_rank writer) {
     char file[1024];
     int n = snprintf(file, sizeof file, "%s_emb_%s.rank_%d.world_size_%d", name, item, writer.rank,
                      writer.n_ranks);
@@ -24,7 +29,7 @@ static status dump_path(char path[SNAPSHOT_PATH_BYTES], const char *folder, cons
 
 /* Maps a file; an optional file may be missing. */
 static status open_item(file_map *out, const char *folder, const char *name, const char *item,
-                        snapshot_ranks writer, bool is_needed) {
+                        dump_rank writer, bool is_needed) {
     char path[SNAPSHOT_PATH_BYTES];
     TRY(dump_path(path, folder, name, item, writer));
     if (!is_needed && !file_exists(path)) return OK;
@@ -52,7 +57,7 @@ static status check_sizes(dump *d, const embed_table *t, const char *folder, con
 }
 
 static status dump_open(dump *d, const embed_table *t, const char *folder, const char *name,
-                        snapshot_ranks writer) {
+                        dump_rank writer) {
     TRY(open_item(&d->keys, folder, name, "keys", writer, true));
     TRY(open_item(&d->values, folder, name, "values", writer, true));
     TRY(open_item(&d->scores, folder, name, "scores", writer, false));
@@ -89,24 +94,21 @@ static void row_at(const dump *d, const embed_table *t, int64_t i, float *row) {
     if (d->n_opt > 0) memcpy(row + dim, d->opt.bytes + (size_t)(i * d->n_opt) * 4, n_state * 4);
 }
 
-static status import_rows(dump *d, embed_table *t, snapshot_ranks ranks, float *rows,
-                          int64_t *n_imported) {
+static status import_rows(dump *d, embed_table *t, float *rows, int64_t *n_imported) {
     uint64_t keys[DUMP_PIECE], scores[DUMP_PIECE];
     uint32_t stamps[DUMP_PIECE];
     int64_t n = 0, n_rejected;
     for (int64_t i = 0; i < d->n; i++) {
         keys[n] = word_at(&d->keys, i);
-        if (embed_owner(keys[n], ranks.n_ranks) == ranks.rank) {
-            scores[n] = score_at(d, t, i);
-            if (t->config.policy == POLICY_LRU && scores[n] > INT64_MAX)
-                return fail(ERR_FORMAT, "a time of use of %llu; are these scores ages?",
-                            (unsigned long long)scores[n]);
-            stamps[n] = (uint32_t)t->step;
-            row_at(d, t, i, rows + n * t->n_floats);
-            if (t->config.policy == POLICY_LRU && scores[n] > t->clock) t->clock = scores[n];
-            n++;
-        }
-        if (n == 0 || (n < DUMP_PIECE && i + 1 < d->n)) continue;
+        scores[n] = score_at(d, t, i);
+        if (t->config.policy == POLICY_LRU && scores[n] > INT64_MAX)
+            return fail(ERR_FORMAT, "a time of use of %llu; are these scores ages?",
+                        (unsigned long long)scores[n]);
+        stamps[n] = (uint32_t)t->step;
+        row_at(d, t, i, rows + n * t->n_floats);
+        if (t->config.policy == POLICY_LRU && scores[n] > t->clock) t->clock = scores[n];
+        n++;
+        if (n < DUMP_PIECE && i + 1 < d->n) continue;
         embed_rows piece = {n, keys, scores, stamps, rows, t->n_floats};
         TRY(embed_import(t, &piece, &n_rejected));
         *n_imported += n - n_rejected;
@@ -121,7 +123,7 @@ static status find_max_age(const embed_table *t, const char *folder, const char 
     *out = 0;
     for (int rank = 0; rank < n_ranks; rank++) {
         dump d = {0};
-        status st = dump_open(&d, t, folder, name, (snapshot_ranks){rank, n_ranks});
+        status st = dump_open(&d, t, folder, name, (dump_rank){rank, n_ranks});
         for (int64_t i = 0; st == OK && d.scores.bytes != NULL && i < d.n; i++)
             if (word_at(&d.scores, i) > *out) *out = word_at(&d.scores, i);
         dump_close(&d);
@@ -133,7 +135,7 @@ static status find_max_age(const embed_table *t, const char *folder, const char 
 static status find_ranks(const char *folder, const char *name, int *out) {
     char path[SNAPSHOT_PATH_BYTES];
     for (int n = 1; n <= DUMP_MAX_RANKS; n++) {
-        TRY(dump_path(path, folder, name, "keys", (snapshot_ranks){0, n}));
+        TRY(dump_path(path, folder, name, "keys", (dump_rank){0, n}));
         *out = n;
         if (file_exists(path)) return OK;
     }
@@ -141,20 +143,19 @@ static status find_ranks(const char *folder, const char *name, int *out) {
 }
 
 status embed_import_dump(embed_table *t, const char *folder, const char *name, bool has_ages,
-                         snapshot_ranks ranks, int64_t *n_imported) {
+                         int64_t *n_imported) {
     int n_ranks;
     uint64_t max_age = 0;
     float *rows;
     *n_imported = 0;
-    TRY(snapshot_check_ranks(ranks));
     TRY(find_ranks(folder, name, &n_ranks));
     if (has_ages) TRY(find_max_age(t, folder, name, n_ranks, &max_age));
     TRY(mem_alloc((void **)&rows, DUMP_PIECE * (size_t)t->n_floats, sizeof *rows));
     status st = OK;
     for (int rank = 0; st == OK && rank < n_ranks; rank++) {
         dump d = {.has_ages = has_ages, .max_age = max_age};
-        st = dump_open(&d, t, folder, name, (snapshot_ranks){rank, n_ranks});
-        if (st == OK) st = import_rows(&d, t, ranks, rows, n_imported);
+        st = dump_open(&d, t, folder, name, (dump_rank){rank, n_ranks});
+        if (st == OK) st = import_rows(&d, t, rows, n_imported);
         dump_close(&d);
     }
     mem_free(rows);
@@ -167,7 +168,7 @@ static status add_bytes(const char *folder, const char *name, const char *item, 
     *out = 0;
     for (int rank = 0; rank < n_ranks; rank++) {
         file_map map = {0};
-        TRY(open_item(&map, folder, name, item, (snapshot_ranks){rank, n_ranks}, false));
+        TRY(open_item(&map, folder, name, item, (dump_rank){rank, n_ranks}, false));
         *out += map.n_bytes;
         if (map.bytes != NULL) file_map_close(&map);
     }
@@ -197,7 +198,7 @@ status embed_dump_shape(const char *folder, const char *name, int32_t *dim, opt_
 }
 
 /* The keys and values that one rank wrote. */
-static status each_of_rank(const char *folder, const char *name, snapshot_ranks writer, int32_t dim,
+static status each_of_rank(const char *folder, const char *name, dump_rank writer, int32_t dim,
                            embed_visit visit, void *ctx) {
     file_map keys = {0}, values = {0};
     status st = open_item(&keys, folder, name, "keys", writer, true);
@@ -227,6 +228,6 @@ status embed_dump_each(const char *folder, const char *name, embed_visit visit, 
     TRY(embed_dump_shape(folder, name, &dim, &opt, &n_rows));
     TRY(find_ranks(folder, name, &n_ranks));
     for (int rank = 0; rank < n_ranks; rank++)
-        TRY(each_of_rank(folder, name, (snapshot_ranks){rank, n_ranks}, dim, visit, ctx));
+        TRY(each_of_rank(folder, name, (dump_rank){rank, n_ranks}, dim, visit, ctx));
     return OK;
 }

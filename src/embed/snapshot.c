@@ -38,18 +38,6 @@ status embed_opt_parse(const char *name, opt_kind *out) {
     return fail(ERR_FORMAT, "'%.40s' is no optimizer of rows", name);
 }
 
-status snapshot_check_ranks(snapshot_ranks ranks) {
-    if (ranks.rank >= 0 && ranks.rank < ranks.n_ranks && ranks.n_ranks <= SNAPSHOT_MAX_RANKS)
-        return OK;
-    return fail(ERR_USAGE, "rank %d of %d", ranks.rank, ranks.n_ranks);
-}
-
-status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks) {
-    char name[64];
-    snprintf(name, sizeof name, "rank-%d-of-%d", ranks.rank, ranks.n_ranks);
-    return path_join(path, SNAPSHOT_PATH_BYTES, folder, name);
-}
-
 void snapshot_rows_name(char name[32], int file) {
     snprintf(name, 32, "rows-%05d.safetensors", file);
 }
@@ -326,7 +314,7 @@ static int64_t count_seen(const embed_totals *all) {
     return (int64_t)n;
 }
 
-static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int64_t since) {
+static status seal(writer *w, const embed_totals *all, int64_t since) {
     char path[SNAPSHOT_PATH_BYTES];
     const embed_table *t = w->t;
     json_writer *json = &w->json;
@@ -335,23 +323,22 @@ static status seal(writer *w, const embed_totals *all, snapshot_ranks ranks, int
     JSON_FIELDS(json, FIELD("step", t->step), FIELD("since", since), FIELD("clock", t->clock),
                 FIELD("seen", count_seen(all)), FIELD("dim", t->config.dim),
                 FIELD("floats", t->n_floats), FIELD("optimizer", embed_opt_name(t->config.opt)),
-                FIELD("policy", embed_policy_name(t->config.policy)), FIELD("rank", ranks.rank),
-                FIELD("ranks", ranks.n_ranks), FIELD("row_files", w->n_files),
-                FIELD("rows", w->n_rows), FIELD("gone", all->n_gone));
+                FIELD("policy", embed_policy_name(t->config.policy)), FIELD("rank", 0),
+                FIELD("ranks", 1), FIELD("row_files", w->n_files), FIELD("rows", w->n_rows),
+                FIELD("gone", all->n_gone));
     TRY(json_finish_sealed(json));
     TRY(path_join(path, sizeof path, w->folder, "manifest.json"));
     return file_write(path, buf_str(json->out), json->out->n_bytes);
 }
 
 /* What the first rank writes when the rows are there. */
-static status finish_part(writer *w, const embed_totals *all, snapshot_ranks ranks, int64_t since) {
+static status finish_part(writer *w, const embed_totals *all, int64_t since) {
     TRY(write_gone(all, w, since));
     TRY(write_seen(all, w));
-    return seal(w, all, ranks, since);
+    return seal(w, all, since);
 }
 
-static status write_part(embed_table *t, const char *temporary, snapshot_ranks ranks,
-                         int64_t since) {
+static status write_part(embed_table *t, const char *temporary, int64_t since) {
     writer w;
     buf text = {0};
     embed_totals all = {0};
@@ -362,8 +349,7 @@ static status write_part(embed_table *t, const char *temporary, snapshot_ranks r
     json_key_array(&w.json, "files");
     if (st == OK) st = write_table_rows(&w, since);
     if (st == OK) st = embed_totals_gather(&all, t, since);
-    if (st == OK)
-        st = comm_host_agree(c, comm_is_first(c) ? finish_part(&w, &all, ranks, since) : OK);
+    if (st == OK) st = comm_host_agree(c, comm_is_first(c) ? finish_part(&w, &all, since) : OK);
     embed_totals_fini(&all);
     writer_fini(&w);
     buf_fini(&text);
@@ -390,11 +376,9 @@ static status end_part(const char *folder, const char *part, const char *tempora
     return st;
 }
 
-status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
-                            int64_t since) {
-    char part[SNAPSHOT_PATH_BYTES], temporary[SNAPSHOT_PATH_BYTES], name[64];
+status embed_snapshot_write(embed_table *t, const char *folder, int64_t since) {
+    char part[SNAPSHOT_PATH_BYTES], temporary[SNAPSHOT_PATH_BYTES];
     comm *c = t->config.comm;
-    TRY(snapshot_check_ranks(ranks));
     if (since < 0 || since > t->step)
         return fail(ERR_USAGE, "%s: changes since step %lld of a table that is at step %lld",
                     folder, (long long)since, (long long)t->step);
@@ -403,10 +387,9 @@ status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks r
                     "%s: an incremental snapshot of a table that does not remember which "
                     "keys left it; make it with tracks_left",
                     folder);
-    TRY(snapshot_part(part, folder, ranks));
-    snprintf(name, sizeof name, ".rank-%d-of-%d.tmp", ranks.rank, ranks.n_ranks);
-    TRY(path_join(temporary, sizeof temporary, folder, name));
+    TRY(path_join(part, sizeof part, folder, SNAPSHOT_PART));
+    TRY(path_join(temporary, sizeof temporary, folder, "." SNAPSHOT_PART ".tmp"));
     TRY(comm_host_agree(c, comm_is_first(c) ? begin_part(folder, part, temporary) : OK));
-    status st = write_part(t, temporary, ranks, since);
+    status st = write_part(t, temporary, since);
     return comm_host_agree(c, comm_is_first(c) ? end_part(folder, part, temporary, st) : st);
 }

@@ -1,35 +1,24 @@
 /* Snapshots of dynamic tables: a folder with the rows of a table, or with what changed since a
  * step.
  *
- * FOLDER/rank-R-of-N is what rank R of N wrote: rows-00000.safetensors, ... (keys, scores, values,
- * state, stamps; Python can open them), gone.safetensors (keys that left; incremental only),
- * seen.safetensors (the sketch of the admission, by shard), and manifest.json with the table's
- * shape, sizes and checksums of all files and of itself, written last.  The folder appears by a
- * rename: a crash never leaves a partial snapshot.  Any number of ranks can read what any other
- * number of ranks wrote: a key belongs to one rank (embed_owner).
+ * FOLDER/rank-0-of-1 has rows-00000.safetensors, ... (keys, scores, values, state, stamps; Python
+ * can open them), gone.safetensors (keys that left; incremental only), seen.safetensors (the sketch
+ * of the admission, by shard), and manifest.json with the table's shape, sizes and checksums of all
+ * files and of itself, written last.  The folder appears by a rename: a crash never leaves a
+ * partial snapshot.
  *
- * A table that ranks hold together (table.h) is written by rank 0 as if it were alone, rank 0 of 1:
- * nothing in the folder depends on the number of ranks, but for the order of rows that were in a
- * store.  Every rank reads the whole folder and keeps the rows of its shards. */
+ * Where ranks hold the table together (table.h), nothing in the folder depends on their number, but
+ * for the order of rows that were in a store.  Every rank reads the whole folder and keeps the rows
+ * of its shards. */
 #pragma once
 
 #include "embed/table.h"
 
-/* The rank that owns a key: by bits of a different hash than the one for buckets. */
-static inline int embed_owner(uint64_t key, int n_ranks) {
-    return (int)table_bucket(table_hash(key + 0x9e3779b97f4a7c15ull), n_ranks);
-}
-
-typedef struct snapshot_ranks {
-    int rank, n_ranks; /* 0 of 1 for one */
-} snapshot_ranks;
-
 /* Writes all rows (since 0), or those written at step `since` or later with the keys that left
- * since then (the table must track them).  ERR_USAGE if this rank's part is there already,
- * ERR_NUMERIC for a value that is not finite.  All ranks that hold the table together call it, with
- * the same arguments, and each writes its rows: the files do not depend on the number of ranks. */
-status embed_snapshot_write(embed_table *t, const char *folder, snapshot_ranks ranks,
-                            int64_t since);
+ * since then (the table must track them).  ERR_USAGE if there is a snapshot already, ERR_NUMERIC
+ * for a value that is not finite.  All ranks that hold the table together call it, with the same
+ * arguments, and each writes its rows: the files do not depend on the number of ranks. */
+status embed_snapshot_write(embed_table *t, const char *folder, int64_t since);
 
 /* What manifest.json says. */
 typedef struct snapshot_info {
@@ -38,15 +27,14 @@ typedef struct snapshot_info {
     int32_t dim, n_floats;
     int64_t n_rows, n_gone;
     int64_t slots[EMBED_LEVELS], tier_rows[EMBED_TIERS]; /* when it was written */
-    int n_ranks, n_files;                                /* n_files: of rows */
+    int n_files;                                         /* of rows */
     char optimizer[32], policy[32];
 } snapshot_info;
 
-/* Reads a folder into the table: the keys that belong to this rank.  A full snapshot replaces the
- * table's content, an incremental one is applied to it.  Checksums are verified before anything
- * changes. *n_rejected (may be NULL): rows without a place in the table. */
-status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
-                           int64_t *n_rejected);
+/* Reads a folder into the table.  A full snapshot replaces the table's content, an incremental one
+ * is applied to it.  Checksums are verified before anything changes. *n_rejected (may be NULL):
+ * rows without a place in the table. */
+status embed_snapshot_read(embed_table *t, const char *folder, int64_t *n_rejected);
 
 /* Gives a row another key; false: the row is left out. */
 typedef bool (*snapshot_rename)(void *ctx, uint64_t *key);
@@ -56,20 +44,20 @@ typedef struct snapshot_counts {
     int64_t n_kept, n_left_out, n_rejected; /* rejected: without a place in the table */
 } snapshot_counts;
 
-/* Like embed_snapshot_read of a full snapshot by one rank, with other keys: no two rows may get the
+/* Like embed_snapshot_read of a full snapshot, with other keys: no two rows may get the
  * same.  Keys that were counted but not admitted yet are forgotten: a sketch has no keys to rename.
  */
 status embed_snapshot_adopt(embed_table *t, const char *folder, snapshot_rename rename, void *ctx,
                             snapshot_counts *out);
 
-/* One number for the whole snapshot: the hash of the manifests of all its ranks, which have the
- * checksums of their files.  It identifies this snapshot among others of the same table. */
+/* One number for the whole snapshot: the hash of its manifest, which has the checksums of its
+ * files.  It identifies this snapshot among others of the same table. */
 status embed_snapshot_seal(const char *folder, uint64_t *out);
 
-/* The sum over the ranks' parts, each of which is checked. */
+/* What its manifest says, checked. */
 status embed_snapshot_info(const char *folder, snapshot_info *out);
 
-/* Visits all rows of a verified part, one file at a time: for `hstu info`. */
+/* Visits all rows, one file at a time: for `hstu info`. */
 status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx);
 
 /* Is this such a folder? */
@@ -80,7 +68,7 @@ bool embed_is_snapshot(const char *folder);
  * without optimizer values their first state.  has_ages: scores are ages, as its LRU writes them.
  * *n_imported counts the rows that were placed. */
 status embed_import_dump(embed_table *t, const char *folder, const char *name, bool has_ages,
-                         snapshot_ranks ranks, int64_t *n_imported);
+                         int64_t *n_imported);
 
 /* Reads the shape of the table from the files of such a dump: the dimension, the optimizer (by the
  * size of its values: none is sgd, 2 dim adam, dim adagrad, other sizes row-wise AdaGrad) and the

@@ -1,12 +1,10 @@
-/* Reading snapshots (snapshot.h).  Every number is checked before it is used, and the checksums of
- * all parts before the table changes. */
-#include <dirent.h>
-
+/* Reading snapshots (snapshot.h).  Every number is checked before it is used, and all checksums
+ * before the table changes. */
 #include "embed/table_int.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"
 
-/* No count of a part is larger, so that the sum over all ranks cannot overflow. */
+/* No count is larger. */
 #define COUNT_MAX ((int64_t)1 << 46)
 
 enum { MANIFEST_MAX_BYTES = 1 << 26, PIECE = 4096 };
@@ -40,7 +38,7 @@ static status read_tiers(const json_value *root, snapshot_info *out) {
     return member_in(root, "store_rows", 0, COUNT_MAX, &out->tier_rows[2]);
 }
 
-static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_info *out) {
+static status read_info(const json_value *root, snapshot_info *out) {
     const char *format;
     int64_t rank, n_ranks, dim, floats, clock, seen, n_files;
     TRY(json_member_string(root, "format", &format));
@@ -52,8 +50,8 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
     TRY(member_in(root, "seen", 0, INT64_MAX, &seen));
     TRY(member_in(root, "dim", 1, 65536, &dim));
     TRY(member_in(root, "floats", dim, 4 * dim, &floats));
-    TRY(member_in(root, "rank", ranks.rank, ranks.rank, &rank));
-    TRY(member_in(root, "ranks", ranks.n_ranks, ranks.n_ranks, &n_ranks));
+    TRY(member_in(root, "rank", 0, 0, &rank));
+    TRY(member_in(root, "ranks", 1, 1, &n_ranks));
     TRY(member_in(root, "row_files", 0, 1 << 24, &n_files));
     TRY(member_in(root, "rows", 0, COUNT_MAX, &out->n_rows));
     TRY(member_in(root, "gone", 0, COUNT_MAX, &out->n_gone));
@@ -65,7 +63,6 @@ static status read_info(const json_value *root, snapshot_ranks ranks, snapshot_i
     out->clock = (uint64_t)clock;
     out->n_seen = (uint64_t)seen;
     out->n_files = (int)n_files;
-    out->n_ranks = ranks.n_ranks;
     return OK;
 }
 
@@ -95,95 +92,38 @@ static status verify_list(const manifest *m, const snapshot_info *info) {
                : manifest_damaged(m, m->path, "it does not list all files");
 }
 
-/* Reads a part's manifest and checks its files against it. */
-static status verify_part(const char *folder, snapshot_ranks ranks, snapshot_info *out) {
+bool embed_is_snapshot(const char *folder) {
+    char part[SNAPSHOT_PATH_BYTES];
+    return path_join(part, sizeof part, folder, SNAPSHOT_PART) == OK && folder_exists(part);
+}
+
+/* Reads the manifest and checks the files against it. */
+status embed_snapshot_info(const char *folder, snapshot_info *out) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
     manifest m;
     *out = (snapshot_info){0};
-    TRY(snapshot_part(part, folder, ranks));
+    if (!embed_is_snapshot(folder))
+        return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no " SNAPSHOT_PART " folder)",
+                    folder);
+    TRY(path_join(part, sizeof part, folder, SNAPSHOT_PART));
     TRY(path_join(path, sizeof path, part, "manifest.json"));
     if (!file_exists(path)) return damaged(path, "the file is missing");
     status st = manifest_open(&m, part, "manifest.json", MANIFEST_MAX_BYTES, remedy);
-    if (st == OK) st = read_info(m.root, ranks, out);
+    if (st == OK) st = read_info(m.root, out);
     if (st == OK && !m.is_sealed)
         st = manifest_damaged(&m, path, "the content does not fit its checksum");
     if (st == OK) st = verify_list(&m, out);
     return manifest_close(&m, st);
 }
 
-/* How many ranks wrote it; 0: it is none. */
-static int count_ranks(const char *folder) {
-    DIR *dir = opendir(folder);
-    int n_ranks = 0;
-    if (dir == NULL) return 0;
-    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        int rank, n, end = 0;
-        if (sscanf(e->d_name, "rank-%d-of-%d%n", &rank, &n, &end) != 2 || e->d_name[end] != '\0' ||
-            rank < 0 || n < 1 || n > SNAPSHOT_MAX_RANKS)
-            continue;
-        n_ranks = n_ranks == 0 || n_ranks == n ? n : -1;
-        if (n_ranks < 0) break;
-    }
-    closedir(dir);
-    return n_ranks;
-}
-
-bool embed_is_snapshot(const char *folder) {
-    return count_ranks(folder) != 0;
-}
-
-static status ranks_of(const char *folder, int *out) {
-    *out = count_ranks(folder);
-    if (*out > 0) return OK;
-    if (*out < 0)
-        return fail(ERR_FORMAT,
-                    "%s: parts of snapshots by different numbers of ranks; remove the older ones",
-                    folder);
-    return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", folder);
-}
-
 status embed_snapshot_seal(const char *folder, uint64_t *out) {
-    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], *text;
-    int n_ranks;
+    char path[SNAPSHOT_PATH_BYTES], *text;
     size_t n;
     *out = 0;
-    TRY(ranks_of(folder, &n_ranks));
-    for (int i = 0; i < n_ranks; i++) {
-        TRY(snapshot_part(part, folder, (snapshot_ranks){i, n_ranks}));
-        TRY(path_join(path, sizeof path, part, "manifest.json"));
-        TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
-        *out = hash64(text, n, *out);
-        mem_free(text);
-    }
-    return OK;
-}
-
-/* Adds up counts over ranks; fields that are equal for all ranks come from the last. */
-static void add_info(snapshot_info *sum, const snapshot_info *one) {
-    snapshot_info before = *sum;
-    *sum = *one;
-    sum->n_rows += before.n_rows;
-    sum->n_gone += before.n_gone;
-    sum->n_files += before.n_files;
-    for (int i = 0; i < EMBED_LEVELS; i++)
-        sum->slots[i] += before.slots[i];
-    for (int i = 0; i < EMBED_TIERS; i++)
-        sum->tier_rows[i] += before.tier_rows[i];
-    if (sum->clock < before.clock) sum->clock = before.clock;
-}
-
-status embed_snapshot_info(const char *folder, snapshot_info *out) {
-    int n_ranks;
-    *out = (snapshot_info){0};
-    TRY(ranks_of(folder, &n_ranks));
-    for (int rank = 0; rank < n_ranks; rank++) {
-        snapshot_info one;
-        TRY(verify_part(folder, (snapshot_ranks){rank, n_ranks}, &one));
-        if (rank > 0 && (one.dim != out->dim || one.n_floats != out->n_floats ||
-                         one.since != out->since || one.step != out->step))
-            return damaged(folder, "its parts are of different snapshots");
-        add_info(out, &one);
-    }
+    TRY(path_join(path, sizeof path, folder, SNAPSHOT_PART "/manifest.json"));
+    TRY(file_read_all(path, MANIFEST_MAX_BYTES, &text, &n));
+    *out = hash64(text, n, 0);
+    mem_free(text);
     return OK;
 }
 
@@ -227,7 +167,6 @@ typedef struct piece {
 
 /* What is done with the rows of a snapshot. */
 typedef struct reader {
-    snapshot_ranks ranks; /* whose keys */
     embed_visit visit;
     void *ctx;
     piece *p;
@@ -250,8 +189,8 @@ static status visit_file(const reader *r, const row_file *f) {
     int64_t n = 0;
     for (int64_t i = 0; i < f->n; i++) {
         memcpy(&p->keys[n], (const char *)f->keys->data + 8 * i, 8);
-        if (embed_owner(p->keys[n], r->ranks.n_ranks) == r->ranks.rank) take_row(f, i, p, n++);
-        if (n == PIECE || (n > 0 && i + 1 == f->n)) {
+        take_row(f, i, p, n++);
+        if (n == PIECE || i + 1 == f->n) {
             embed_rows rows = {n, p->keys, p->scores, p->stamps, p->rows, f->dim + f->n_state};
             TRY(r->visit(r->ctx, &rows));
             n = 0;
@@ -260,10 +199,9 @@ static status visit_file(const reader *r, const row_file *f) {
     return OK;
 }
 
-static status visit_part(const reader *r, const char *folder, snapshot_ranks writer,
-                         const snapshot_info *info) {
+static status visit_files(const reader *r, const char *folder, const snapshot_info *info) {
     char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES], name[32];
-    TRY(snapshot_part(part, folder, writer));
+    TRY(path_join(part, sizeof part, folder, SNAPSHOT_PART));
     for (int i = 0; i < info->n_files; i++) {
         row_file f = {0};
         snapshot_rows_name(name, i);
@@ -277,33 +215,19 @@ static status visit_part(const reader *r, const char *folder, snapshot_ranks wri
     return OK;
 }
 
-static status visit_snapshot(reader *r, const char *folder) {
-    snapshot_info info;
-    int32_t n_floats = 0; /* of the parts so far, for which p->rows has room */
-    int n_ranks;
-    TRY(ranks_of(folder, &n_ranks));
+static status visit_snapshot(reader *r, const char *folder, const snapshot_info *info) {
     TRY(MEM_NEW(&r->p, 1));
-    status st = OK;
-    for (int rank = 0; st == OK && rank < n_ranks; rank++) {
-        snapshot_ranks writer = {rank, n_ranks};
-        st = verify_part(folder, writer, &info);
-        if (st == OK && rank > 0 && info.n_floats != n_floats)
-            st = damaged(folder, "its parts changed while they were read");
-        if (st == OK && rank == 0) {
-            n_floats = info.n_floats;
-            st = mem_alloc((void **)&r->p->rows, (size_t)PIECE * (size_t)n_floats, 4);
-        }
-        if (st == OK) st = visit_part(r, folder, writer, &info);
-    }
+    status st = mem_alloc((void **)&r->p->rows, (size_t)PIECE * (size_t)info->n_floats, 4);
+    if (st == OK) st = visit_files(r, folder, info);
     MEM_FREE(r->p->rows, r->p);
     return st;
 }
 
 status embed_snapshot_each(const char *folder, embed_visit visit, void *ctx) {
-    reader r = {.ranks = {0, 1}, .visit = visit, .ctx = ctx};
+    reader r = {.visit = visit, .ctx = ctx};
     snapshot_info info;
     TRY(embed_snapshot_info(folder, &info));
-    return visit_snapshot(&r, folder);
+    return visit_snapshot(&r, folder, &info);
 }
 
 typedef struct restore {
@@ -315,9 +239,8 @@ typedef struct restore {
     int64_t left[EMBED_LEVELS]; /* rows of each level that are still to come */
 } restore;
 
-static bool has_shape(const embed_table *t, snapshot_ranks ranks, const snapshot_info *info) {
+static bool has_shape(const embed_table *t, const snapshot_info *info) {
     bool is_same = t->n_levels == EMBED_LEVELS && t->config.store == NULL && info->since == 0 &&
-                   info->n_ranks == 1 && ranks.n_ranks == 1 &&
                    info->tier_rows[0] + info->tier_rows[1] == info->n_rows;
     for (int i = 0; i < EMBED_LEVELS; i++)
         is_same = is_same && info->slots[i] == t->level[i].n_buckets * TABLE_SLOTS;
@@ -340,25 +263,21 @@ static status restore_rows(void *ctx, const embed_rows *rows) {
     return OK;
 }
 
-/* Keys that left between the snapshots, of every rank: erasing a missing key does no harm. */
-static status erase_gone(embed_table *t, const char *folder, int n_ranks) {
-    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
-    for (int rank = 0; rank < n_ranks; rank++) {
-        const st_tensor *keys;
-        uint64_t *copy = NULL;
-        st_file *f;
-        TRY(snapshot_part(part, folder, (snapshot_ranks){rank, n_ranks}));
-        TRY(path_join(path, sizeof path, part, "gone.safetensors"));
-        TRY(st_open(&f, path));
-        status st = st_get(f, "keys", ST_I64, &keys);
-        if (st == OK) st = MEM_NEW_RAW(&copy, (size_t)keys->n);
-        if (st == OK && keys->n > 0) memcpy(copy, keys->data, (size_t)keys->n * sizeof *copy);
-        if (st == OK) st = embed_erase(t, keys->n, copy, NULL);
-        mem_free(copy);
-        st_close(f);
-        TRY(st);
-    }
-    return OK;
+/* Keys that left between the snapshots: erasing a missing key does no harm. */
+static status erase_gone(embed_table *t, const char *folder) {
+    char path[SNAPSHOT_PATH_BYTES];
+    const st_tensor *keys;
+    uint64_t *copy = NULL;
+    st_file *f;
+    TRY(path_join(path, sizeof path, folder, SNAPSHOT_PART "/gone.safetensors"));
+    TRY(st_open(&f, path));
+    status st = st_get(f, "keys", ST_I64, &keys);
+    if (st == OK) st = MEM_NEW_RAW(&copy, (size_t)keys->n);
+    if (st == OK && keys->n > 0) memcpy(copy, keys->data, (size_t)keys->n * sizeof *copy);
+    if (st == OK) st = embed_erase(t, keys->n, copy, NULL);
+    mem_free(copy);
+    st_close(f);
+    return st;
 }
 
 /* This rank's shards of a sketch with the same shards. */
@@ -373,16 +292,13 @@ static void take_seen(sketch *s, int n_shards, const st_tensor *counters, const 
            (size_t)s->n * sizeof *s->n_seen);
 }
 
-/* The sketch, where it was written by the same number of ranks and has the same size; else counting
- * starts again. */
-static status restore_seen(embed_table *t, const char *folder, snapshot_ranks ranks,
-                           const snapshot_info *info) {
-    char part[SNAPSHOT_PATH_BYTES], path[SNAPSHOT_PATH_BYTES];
+/* The sketch, where it has the same size; else counting starts again. */
+static status restore_seen(embed_table *t, const char *folder) {
+    char path[SNAPSHOT_PATH_BYTES];
     const st_tensor *counters, *uses;
     st_file *f;
-    TRY(snapshot_part(part, folder, ranks));
-    TRY(path_join(path, sizeof path, part, "seen.safetensors"));
-    if (t->seen.counter == NULL || info->n_ranks != ranks.n_ranks || !file_exists(path)) return OK;
+    TRY(path_join(path, sizeof path, folder, SNAPSHOT_PART "/seen.safetensors"));
+    if (t->seen.counter == NULL || !file_exists(path)) return OK;
     TRY(st_open(&f, path));
     status st = OK;
     if (st_find(f, "uses") != NULL) { /* before there were shards, there was one list of counters */
@@ -412,25 +328,23 @@ static status check_fit(const embed_table *t, const char *folder, const snapshot
     return OK;
 }
 
-status embed_snapshot_read(embed_table *t, const char *folder, snapshot_ranks ranks,
-                           int64_t *n_rejected) {
+status embed_snapshot_read(embed_table *t, const char *folder, int64_t *n_rejected) {
     restore into = {.t = t};
-    reader r = {.ranks = ranks, .visit = restore_rows, .ctx = &into};
+    reader r = {.visit = restore_rows, .ctx = &into};
     snapshot_info info;
     if (n_rejected != NULL) *n_rejected = 0;
-    TRY(snapshot_check_ranks(ranks));
     TRY(embed_snapshot_info(folder, &info));
     TRY(check_fit(t, folder, &info));
-    into.keeps_levels = has_shape(t, ranks, &info);
+    into.keeps_levels = has_shape(t, &info);
     memcpy(into.left, info.tier_rows, sizeof into.left);
     if (info.since == 0)
         TRY(embed_clear(t));
     else
-        TRY(erase_gone(t, folder, info.n_ranks));
+        TRY(erase_gone(t, folder));
     if (info.step > t->step) TRY(embed_set_step(t, info.step));
     if (info.clock > t->clock) t->clock = info.clock;
-    TRY(visit_snapshot(&r, folder));
-    TRY(restore_seen(t, folder, ranks, &info));
+    TRY(visit_snapshot(&r, folder, &info));
+    TRY(restore_seen(t, folder));
     /* What left is in the snapshot itself. */
     embed_forget_left(t, INT64_MAX);
     if (n_rejected != NULL) *n_rejected = into.n_rejected;
@@ -468,13 +382,13 @@ static status adopt_rows(void *ctx, const embed_rows *from) {
 }
 
 static status adopt(adoption *a, const char *folder, const snapshot_info *info) {
-    reader r = {.ranks = {0, 1}, .visit = adopt_rows, .ctx = a};
+    reader r = {.visit = adopt_rows, .ctx = a};
     embed_table *t = a->t;
     TRY(mem_alloc((void **)&a->p->rows, (size_t)PIECE * (size_t)info->n_floats, 4));
     TRY(embed_clear(t));
     if (info->step > t->step) TRY(embed_set_step(t, info->step));
     if (info->clock > t->clock) t->clock = info->clock;
-    TRY(visit_snapshot(&r, folder));
+    TRY(visit_snapshot(&r, folder, info));
     embed_forget_left(t, INT64_MAX);
     return OK;
 }

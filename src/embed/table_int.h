@@ -242,14 +242,11 @@ status embed_note_left(embed_table *t, int64_t n, const uint64_t *keys);
     (t)->be->ops->copy_out((t)->be, (to), (from), (size_t)(n) * sizeof *(to))
 
 /* What the writer and the reader of snapshots (snapshot.h) share. */
-enum { SNAPSHOT_PATH_BYTES = 4096, SNAPSHOT_MAX_RANKS = 65536 };
+enum { SNAPSHOT_PATH_BYTES = 4096 };
 
 #define SNAPSHOT_FORMAT "hstu table 1"
 
-/* ERR_USAGE unless 0 <= rank < n_ranks: no key would belong to it. */
-status snapshot_check_ranks(snapshot_ranks ranks);
-
-/* FOLDER/rank-R-of-N. */
-status snapshot_part(char path[SNAPSHOT_PATH_BYTES], const char *folder, snapshot_ranks ranks);
+/* The folder in a snapshot's folder that has its files. */
+#define SNAPSHOT_PART "rank-0-of-1"
 
 void snapshot_rows_name(char name[32], int file);

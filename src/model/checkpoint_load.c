@@ -351,7 +351,7 @@ status checkpoint_load_tables(dynamic_tables *tables, const char *folder) {
     for (int i = 0; tables != NULL && i < tables->n; i++) {
         if (!dynamic_is_owner(&tables->item[i])) continue;
         TRY(checkpoint_table_path(path, tables, i, folder));
-        TRY(embed_snapshot_read(tables->item[i].table, path, (snapshot_ranks){0, 1}, &n_rejected));
+        TRY(embed_snapshot_read(tables->item[i].table, path, &n_rejected));
         if (n_rejected > 0)
             log_warn("%s: %" PRId64 " rows did not fit into the table and start again", path,
                      n_rejected);

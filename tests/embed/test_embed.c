@@ -366,8 +366,7 @@ TEST(embed_refuses_what_does_not_fit) {
     CHECK_FAILS(embed_find(t, 2, twice, 100, rows, NULL), ERR_USAGE, "100 floats");
     CHECK_OK(embed_set_step(t, 5));
     CHECK_FAILS(embed_set_step(t, 4), ERR_USAGE, "at step 5");
-    CHECK_FAILS(embed_snapshot_write(t, test_folder(), (snapshot_ranks){0, 1}, 3), ERR_USAGE,
-                "tracks_left");
+    CHECK_FAILS(embed_snapshot_write(t, test_folder(), 3), ERR_USAGE, "tracks_left");
     embed_destroy(t);
     test_real_backend_end(be);
 }
@@ -460,8 +459,8 @@ static status use_table(embed_table *t, const char *folder) {
         ids[i] = i;
     TRY(embed_fetch(t, FETCH_INSERT, 200, ids, NULL, &b));
     TRY(embed_erase(t, 20, ids, NULL));
-    TRY(embed_snapshot_write(t, folder, (snapshot_ranks){0, 1}, 0));
-    return embed_snapshot_read(t, folder, (snapshot_ranks){0, 1}, NULL);
+    TRY(embed_snapshot_write(t, folder, 0));
+    return embed_snapshot_read(t, folder, NULL);
 }
 
 static status live_and_die(void *ctx) {

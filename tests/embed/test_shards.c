@@ -70,7 +70,7 @@ static void run_batch(const shard_case *c, embed_table *t, int rank, int number)
 static void write_snapshot(embed_table *t, const char *folder, const char *part, int64_t since) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", folder, part);
-    CHECK_OK(embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, since));
+    CHECK_OK(embed_snapshot_write(t, path, since));
 }
 
 static status write_without_room(embed_table *t, const shard_case *c, int rank);
@@ -83,7 +83,7 @@ static status run_case(const shard_case *c, comm *ranks, backend *be) {
     own.comm = ranks;
     TRY(embed_create(&t, be, &own));
     t->file_rows = c->file_rows;
-    if (c->from != NULL) CHECK_OK(embed_snapshot_read(t, c->from, (snapshot_ranks){0, 1}, NULL));
+    if (c->from != NULL) CHECK_OK(embed_snapshot_read(t, c->from, NULL));
     for (int i = 0; i < N_BATCHES && c->from == NULL; i++) {
         run_batch(c, t, rank, i);
         if (c->has_parts && i == N_BATCHES / 2) {
@@ -279,7 +279,7 @@ static status write_without_room(embed_table *t, const shard_case *c, int rank) 
     signal(SIGXFSZ, SIG_IGN);
     snprintf(path, sizeof path, "%s/full", c->folder);
     if (rank == c->victim) CHECK_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-    CHECK_FAILS(embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0), ERR_IO,
+    CHECK_FAILS(embed_snapshot_write(t, path, 0), ERR_IO,
                 "rows-00000.safetensors: cannot be written");
     CHECK_CONTAINS(status_reason(), "rank 2: ");
     CHECK(!embed_is_snapshot(path));
@@ -330,7 +330,7 @@ static void write_without_memory(embed_table *t, const shard_case *c, int rank) 
         snprintf(path, sizeof path, "%s/memory%d", c->folder, k);
         until_failure = k;
         if (rank == 1) mem_set_allocator(&counted);
-        status st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, N_BATCHES / 2 + 1);
+        status st = embed_snapshot_write(t, path, N_BATCHES / 2 + 1);
         if (rank == 1) mem_set_allocator(NULL);
         if (st != OK) CHECK_CONTAINS(status_reason(), "rank 1: ");
         if (st != OK) CHECK(!embed_is_snapshot(path));

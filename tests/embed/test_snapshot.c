@@ -12,8 +12,6 @@
 
 enum { DIM = 6 };
 
-static const snapshot_ranks alone = {0, 1};
-
 static embed_table *make_table(backend *be, opt_kind opt, embed_policy policy, int64_t level0,
                                int64_t level1, embed_store *store) {
     embed_table *t;
@@ -109,15 +107,15 @@ TEST(snapshot_is_read_as_written) {
         fill(t, 300, 40);
         snprintf(name, sizeof name, "snap-%d", opt);
         sync_folders = 0;
-        CHECK_OK(embed_snapshot_write(t, folder_of(name), alone, 0));
+        CHECK_OK(embed_snapshot_write(t, folder_of(name), 0));
         CHECK_EQ(sync_folders, 4); /* made twice; its files, before its name; its name */
         fill(u, 5000, 50);         /* goes: a full snapshot replaces */
-        CHECK_OK(embed_snapshot_read(u, folder_of(name), alone, &n_rejected));
+        CHECK_OK(embed_snapshot_read(u, folder_of(name), &n_rejected));
         CHECK_EQ(n_rejected, 0);
         CHECK_EQ(embed_step(u), 9);
         CHECK_EQ(digest_of(u).n, 900);
         check_same(t, u);
-        CHECK_FAILS(embed_snapshot_write(t, folder_of(name), alone, 0), ERR_USAGE, "already");
+        CHECK_FAILS(embed_snapshot_write(t, folder_of(name), 0), ERR_USAGE, "already");
         embed_destroy(t);
         embed_destroy(u);
         embed_store_destroy(stores[0]);
@@ -126,45 +124,19 @@ TEST(snapshot_is_read_as_written) {
     test_real_backend_end(be);
 }
 
-/* 3 ranks write; 1, 2 and 5 read. */
-TEST(snapshot_of_any_number_of_ranks) {
-    backend *be = cpu();
-    embed_table *whole = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
-    fill(whole, 1, 1500);
-    for (int rank = 0; rank < 3; rank++) {
-        embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
-        const embed_batch *b;
-        for (uint64_t i = 1; i <= 1500; i++) {
-            uint64_t id = i * 0x9e3779b97f4a7c15ull;
-            if (embed_owner(id, 3) == rank)
-                CHECK_OK(embed_fetch(t, FETCH_INSERT, 1, &id, NULL, &b));
-        }
-        CHECK_OK(embed_snapshot_write(t, folder_of("snap"), (snapshot_ranks){rank, 3}, 0));
-        embed_destroy(t);
-    }
-    static const int readers[] = {1, 2, 5};
-    for (int k = 0; k < 3; k++) {
-        int64_t n = 0;
-        for (int rank = 0; rank < readers[k]; rank++) {
-            embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
-            CHECK_OK(embed_snapshot_read(t, folder_of("snap"), (snapshot_ranks){rank, readers[k]},
-                                         NULL));
-            n += digest_of(t).n;
-            CHECK(digest_of(t).n > 1500 / readers[k] / 2);
-            embed_destroy(t);
-        }
-        CHECK_EQ(n, 1500);
-    }
+/* A folder whose files are gone must not read as an empty snapshot. */
+TEST(snapshot_without_its_files) {
     snapshot_info info;
+    backend *be = cpu();
+    embed_table *t = make_table(be, OPT_ADAMW, POLICY_LRU, 4096, 0, NULL);
+    fill(t, 1, 1500);
+    CHECK_FAILS(embed_snapshot_info(folder_of("snap"), &info), ERR_FORMAT, "no rank-0-of-1 folder");
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 0));
     CHECK_OK(embed_snapshot_info(folder_of("snap"), &info));
     CHECK_EQ(info.n_rows, 1500);
-    CHECK_EQ(info.n_ranks, 3);
-    /* A part that is missing must not go unnoticed. */
-    char *text;
-    CHECK_EQ(test_command(&text, "rm -r '%s/rank-1-of-3'", folder_of("snap")), 0);
-    free(text);
+    CHECK_EQ(test_command(NULL, "rm '%s'/rank-0-of-1/*", folder_of("snap")), 0);
     CHECK_FAILS(embed_snapshot_info(folder_of("snap"), &info), ERR_FORMAT, "missing");
-    embed_destroy(whole);
+    embed_destroy(t);
     test_real_backend_end(be);
 }
 
@@ -174,7 +146,7 @@ TEST(snapshot_of_changes_with_tombstones) {
     embed_table *u = make_table(be, OPT_ADAGRAD, POLICY_LRU, 640, 0, NULL);
     uint64_t erased[30];
     fill(t, 1, 300);
-    CHECK_OK(embed_snapshot_write(t, folder_of("full"), alone, 0));
+    CHECK_OK(embed_snapshot_write(t, folder_of("full"), 0));
     CHECK_OK(embed_set_step(t, 2));
     fill(t, 400, 100);
     for (uint64_t i = 0; i < 30; i++)
@@ -186,22 +158,22 @@ TEST(snapshot_of_changes_with_tombstones) {
         1,      (uint64_t[]){200 * 0x9e3779b97f4a7c15ull}, (uint64_t[]){9}, (uint32_t[]){2}, row,
         2 * DIM};
     CHECK_OK(embed_import(t, &written, NULL));
-    CHECK_OK(embed_snapshot_write(t, folder_of("changes"), alone, 2));
+    CHECK_OK(embed_snapshot_write(t, folder_of("changes"), 2));
     CHECK_OK(embed_set_step(t, 3));
     fill(t, 1000, 900); /* evicts most others: evicted keys are tombstones too */
-    CHECK_OK(embed_snapshot_write(t, folder_of("more"), alone, 3));
+    CHECK_OK(embed_snapshot_write(t, folder_of("more"), 3));
     snapshot_info info;
     CHECK_OK(embed_snapshot_info(folder_of("changes"), &info));
     CHECK_EQ(info.n_rows, 104);
     CHECK_EQ(info.n_gone, 27);
-    CHECK_FAILS(embed_snapshot_read(u, folder_of("more"), alone, NULL), ERR_USAGE, "in between");
-    CHECK_OK(embed_snapshot_read(u, folder_of("full"), alone, NULL));
+    CHECK_FAILS(embed_snapshot_read(u, folder_of("more"), NULL), ERR_USAGE, "in between");
+    CHECK_OK(embed_snapshot_read(u, folder_of("full"), NULL));
     CHECK_EQ(digest_of(u).n, 300);
     CHECK_OK(embed_set_step(u, 2));
-    CHECK_OK(embed_snapshot_read(u, folder_of("changes"), alone, NULL));
+    CHECK_OK(embed_snapshot_read(u, folder_of("changes"), NULL));
     CHECK_EQ(digest_of(u).n, 300 + 100 - 27);
     CHECK_OK(embed_set_step(u, 3));
-    CHECK_OK(embed_snapshot_read(u, folder_of("more"), alone, NULL));
+    CHECK_OK(embed_snapshot_read(u, folder_of("more"), NULL));
     uint8_t is_found[1];
     CHECK_OK(embed_find(u, 1, (uint64_t[]){15 * 0x9e3779b97f4a7c15ull}, 0, NULL, is_found));
     CHECK_EQ(is_found[0], 0);
@@ -217,7 +189,7 @@ TEST(snapshot_damaged_anywhere_is_refused) {
     embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     uint64_t state = 1;
     fill(t, 1, 20);
-    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 0));
     digest before = digest_of(t);
     static const char *const names[] = {"rows-00000.safetensors", "manifest.json"};
     for (int k = 0; k < 2; k++) {
@@ -234,7 +206,7 @@ TEST(snapshot_damaged_anywhere_is_refused) {
             fseek(f, at, SEEK_SET);
             fputc(c ^ (1 << rig_random(&state, 7)), f);
             fflush(f);
-            status st = embed_snapshot_read(t, folder_of("snap"), alone, NULL);
+            status st = embed_snapshot_read(t, folder_of("snap"), NULL);
             CHECK(st != OK);
             if (st == ERR_FORMAT) {
                 CHECK_CONTAINS(status_reason(), folder_of("snap/rank-0-of-1"));
@@ -247,7 +219,7 @@ TEST(snapshot_damaged_anywhere_is_refused) {
             fclose(f);
         }
     }
-    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), alone, NULL));
+    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), NULL));
     embed_destroy(t);
     test_real_backend_end(be);
 }
@@ -266,18 +238,18 @@ TEST(snapshot_killed_at_any_moment_is_whole_or_not_there) {
         const char *folder = folder_of(name);
         pid_t child = fork();
         CHECK(child >= 0);
-        if (child == 0) _exit(embed_snapshot_write(t, folder, alone, 0) == OK ? 0 : 1);
+        if (child == 0) _exit(embed_snapshot_write(t, folder, 0) == OK ? 0 : 1);
         usleep((useconds_t)rig_random(&state, 5000));
         kill(child, SIGKILL);
         CHECK_EQ(waitpid(child, NULL, 0), child);
         if (!embed_is_snapshot(folder)) {
             /* The next attempt clears away what this one left. */
-            CHECK_OK(embed_snapshot_write(t, folder, alone, 0));
+            CHECK_OK(embed_snapshot_write(t, folder, 0));
         } else {
             n_whole++;
         }
         embed_table *u = make_table(be, OPT_ADAMW, POLICY_LRU, 8192, 0, NULL);
-        CHECK_OK(embed_snapshot_read(u, folder, alone, NULL));
+        CHECK_OK(embed_snapshot_read(u, folder, NULL));
         digest have = digest_of(u);
         CHECK(have.n == want.n && have.sum == want.sum);
         embed_destroy(u);
@@ -325,7 +297,7 @@ TEST(snapshot_imports_raw_dumps) {
         snprintf(name, sizeof name, "item_emb_opt_values.rank_%d.world_size_2", rank);
         write_bytes(folder, name, state, sizeof state);
     }
-    CHECK_OK(embed_import_dump(t, folder, "item", true, alone, &n_imported));
+    CHECK_OK(embed_import_dump(t, folder, "item", true, &n_imported));
     CHECK_EQ(n_imported, 2 * N);
     for (int64_t key = -3; key < 97; key++) {
         float row[3 * DIM];
@@ -347,38 +319,29 @@ TEST(snapshot_imports_raw_dumps) {
         snprintf(name, sizeof name, "%s/item_emb_opt_values.rank_%d.world_size_2", folder, rank);
         CHECK_EQ(unlink(name), 0);
     }
-    CHECK_OK(embed_import_dump(t, folder, "item", true, alone, &n_imported));
+    CHECK_OK(embed_import_dump(t, folder, "item", true, &n_imported));
     float stateless[3 * DIM];
     CHECK_OK(embed_find(t, 1, (const uint64_t[]){5}, 3 * DIM, stateless, NULL));
     for (int c = 0; c < 2 * DIM; c++)
         CHECK(stateless[DIM + c] == 0.5f);
     CHECK(stateless[1] == 5001);
-    CHECK_FAILS(embed_import_dump(t, folder, "user", true, alone, &n_imported), ERR_IO, "user_emb");
+    CHECK_FAILS(embed_import_dump(t, folder, "user", true, &n_imported), ERR_IO, "user_emb");
     write_bytes(folder, "item_emb_values.rank_1.world_size_2", "abc", 3);
-    CHECK_FAILS(embed_import_dump(t, folder, "item", true, alone, &n_imported), ERR_FORMAT,
-                "no rows of");
+    CHECK_FAILS(embed_import_dump(t, folder, "item", true, &n_imported), ERR_FORMAT, "no rows of");
     embed_destroy(t);
     test_real_backend_end(be);
 }
 
-/* A rank that does not exist would own no key, and steps that the table has not seen have no
- * changes: both would silently give an empty snapshot or table. */
-TEST(snapshot_refuses_ranks_and_steps_that_are_none) {
+/* Steps that the table has not seen have no changes, which would be an empty snapshot. */
+TEST(snapshot_refuses_steps_that_are_none) {
     backend *be = cpu();
     embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     const char *folder = folder_of("snap");
-    int64_t n_imported;
     fill(t, 1, 20);
-    CHECK_FAILS(embed_snapshot_write(t, folder, alone, -1), ERR_USAGE, "since step -1");
-    CHECK_FAILS(embed_snapshot_write(t, folder, alone, 2), ERR_USAGE, "is at step 1");
-    CHECK_FAILS(embed_snapshot_write(t, folder, alone, (int64_t)1 << 32), ERR_USAGE, "since step");
-    CHECK_OK(embed_snapshot_write(t, folder, alone, 0));
-    const snapshot_ranks none[] = {{1, 1}, {-1, 1}, {0, 0}, {0, 65537}};
-    for (int i = 0; i < 4; i++) {
-        CHECK_FAILS(embed_snapshot_read(t, folder, none[i], NULL), ERR_USAGE, "rank ");
-        CHECK_FAILS(embed_import_dump(t, folder, "x", false, none[i], &n_imported), ERR_USAGE,
-                    "rank ");
-    }
+    CHECK_FAILS(embed_snapshot_write(t, folder, -1), ERR_USAGE, "since step -1");
+    CHECK_FAILS(embed_snapshot_write(t, folder, 2), ERR_USAGE, "is at step 1");
+    CHECK_FAILS(embed_snapshot_write(t, folder, (int64_t)1 << 32), ERR_USAGE, "since step");
+    CHECK_OK(embed_snapshot_write(t, folder, 0));
     CHECK_EQ(digest_of(t).n, 20);
     embed_destroy(t);
     test_real_backend_end(be);
@@ -407,7 +370,7 @@ TEST(snapshot_counts_no_more_rows_than_it_has) {
     embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     snapshot_info info;
     fill(t, 1, 20);
-    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 0));
     change_manifest("\"rows\": 20", strlen("\"rows\": "), '9');
     CHECK_FAILS(embed_snapshot_info(folder_of("snap"), &info), ERR_FORMAT,
                 "counts more rows than its files have");
@@ -421,12 +384,12 @@ TEST(snapshot_must_list_its_tombstones) {
     embed_table *t = make_table(be, OPT_SGD, POLICY_LRU, 128, 0, NULL);
     char from[4096], to[4096];
     fill(t, 1, 20);
-    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 1));
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 1));
     snprintf(from, sizeof from, "%s/rank-0-of-1/gone.safetensors", folder_of("snap"));
     snprintf(to, sizeof to, "%s/rank-0-of-1/Gone.safetensors", folder_of("snap"));
     CHECK_EQ(link(from, to), 0);
     change_manifest("gone.safetensors", 0, 'G');
-    CHECK_FAILS(embed_snapshot_read(t, folder_of("snap"), alone, NULL), ERR_FORMAT,
+    CHECK_FAILS(embed_snapshot_read(t, folder_of("snap"), NULL), ERR_FORMAT,
                 "does not list all files");
     CHECK_EQ(digest_of(t).n, 20);
     embed_destroy(t);
@@ -445,37 +408,34 @@ TEST(snapshot_refuses_dumps_of_times_that_are_none) {
     write_bytes(folder, "item_emb_keys.rank_0.world_size_1", &key, sizeof key);
     write_bytes(folder, "item_emb_values.rank_0.world_size_1", values, sizeof values);
     write_bytes(folder, "item_emb_scores.rank_0.world_size_1", &score, sizeof score);
-    CHECK_FAILS(embed_import_dump(t, folder, "item", false, alone, &n_imported), ERR_FORMAT,
+    CHECK_FAILS(embed_import_dump(t, folder, "item", false, &n_imported), ERR_FORMAT,
                 "time of use");
     score = INT64_MAX;
     write_bytes(folder, "item_emb_scores.rank_0.world_size_1", &score, sizeof score);
-    CHECK_OK(embed_import_dump(t, folder, "item", false, alone, &n_imported));
+    CHECK_OK(embed_import_dump(t, folder, "item", false, &n_imported));
     CHECK_EQ(n_imported, 1);
-    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), alone, 0));
-    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), alone, NULL));
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 0));
+    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), NULL));
     embed_destroy(t);
     test_real_backend_end(be);
 }
 
-/* Each rank continues with its own sketch and its count of uses. */
-TEST(snapshot_of_ranks_keeps_the_sketch_of_each) {
+/* A table continues with the sketch and its count of uses. */
+TEST(snapshot_keeps_the_sketch) {
     backend *be = cpu();
-    embed_table *t[2];
+    embed_table *t;
     embed_config c = {
         .dim = DIM, .policy = POLICY_LRU, .capacity = {128, 0}, .max_batch = 512, .admit_count = 2};
-    for (int rank = 0; rank < 2; rank++) {
-        CHECK_OK(embed_create(&t[rank], be, &c));
-        fill(t[rank], 1, 20 + 10 * rank);
-        CHECK_OK(embed_snapshot_write(t[rank], folder_of("snap"), (snapshot_ranks){rank, 2}, 0));
-    }
-    for (int rank = 0; rank < 2; rank++) {
-        CHECK_OK(embed_snapshot_read(t[rank], folder_of("snap"), (snapshot_ranks){rank, 2}, NULL));
-        uint64_t n = 0;
-        for (int i = 0; i < embed_n_shards(t[rank]); i++)
-            n += t[rank]->seen.n_seen[i];
-        CHECK_EQ(n, 20 + 10 * rank);
-        embed_destroy(t[rank]);
-    }
+    CHECK_OK(embed_create(&t, be, &c));
+    fill(t, 1, 20);
+    CHECK_OK(embed_snapshot_write(t, folder_of("snap"), 0));
+    fill(t, 1, 20);
+    CHECK_OK(embed_snapshot_read(t, folder_of("snap"), NULL));
+    uint64_t n = 0;
+    for (int i = 0; i < embed_n_shards(t); i++)
+        n += t->seen.n_seen[i];
+    CHECK_EQ(n, 20);
+    embed_destroy(t);
     test_real_backend_end(be);
 }
 

@@ -154,7 +154,7 @@ static status print_table_json(const table_info *t, const char *folder) {
     JSON_FIELDS(w, FIELD("table", folder), FIELD("rows", t->n), FIELD("gone", t->s.n_gone),
                 FIELD("step", t->s.step), FIELD("since", t->s.since), FIELD("dim", t->s.dim),
                 FIELD("optimizer", t->s.optimizer), FIELD("policy", t->s.policy),
-                FIELD("ranks", t->s.n_ranks));
+                FIELD("ranks", 1));
     json_key_object(w, "tiers");
     for (int i = 0; i < EMBED_TIERS; i++)
         json_key_int(w, tiers[i], t->s.tier_rows[i]);
@@ -220,8 +220,7 @@ static void print_table_text(const table_info *t, const char *folder) {
            show_text(policy, t->s.policy, strlen(t->s.policy), 32));
     printf("  Step       %15s", show_count(a, (uint64_t)t->s.step));
     if (t->s.since > 0) printf("   changes since step %s", show_count(a, (uint64_t)t->s.since));
-    printf("\n  Written by %15s   rank%s\n", show_count(a, (uint64_t)t->s.n_ranks),
-           t->s.n_ranks == 1 ? "" : "s");
+    printf("\n");
     if (t->s.since > 0)
         printf("  Left       %15s   keys since then\n", show_count(a, (uint64_t)t->s.n_gone));
     print_tiers(t);

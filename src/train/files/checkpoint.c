@@ -739,7 +739,7 @@ static status write_tables(const checkpoint *c, const char *folder) {
     for (int i = 0; i < c->tables->n; i++) {
         if (!dynamic_is_owner(&c->tables->item[i])) continue;
         TRY(checkpoint_table_path(path, c->tables, i, folder));
-        TRY(embed_snapshot_write(c->tables->item[i].table, path, (snapshot_ranks){0, 1}, 0));
+        TRY(embed_snapshot_write(c->tables->item[i].table, path, 0));
     }
     return OK;
 }

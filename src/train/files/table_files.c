@@ -244,7 +244,7 @@ static status look_at_chain(const import_job *job, const char *name, snapshot_in
         has_first = true;
     }
     if (has_first) return OK;
-    return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-N folder)", path);
+    return fail(ERR_FORMAT, "%s: no snapshot of a dynamic table (no rank-0-of-1 folder)", path);
 }
 
 static status read_chain(const import_job *job, const char *name, embed_table *t) {
@@ -253,7 +253,7 @@ static status read_chain(const import_job *job, const char *name, embed_table *t
     for (int i = 0; i < job->n_paths; i++) {
         int64_t n_rejected = 0;
         TRY(find_snapshot(job->paths[i], name, path, &is_there));
-        if (is_there) TRY(embed_snapshot_read(t, path, (snapshot_ranks){0, 1}, &n_rejected));
+        if (is_there) TRY(embed_snapshot_read(t, path, &n_rejected));
         if (n_rejected > 0)
             return fail(ERR_FORMAT, "%s: %lld rows found no room", path, (long long)n_rejected);
     }
@@ -292,8 +292,7 @@ static status look_at_dump(const import_job *job, snapshot_info *info, int64_t *
 static status read_dump(const import_job *job, embed_table *t) {
     bool has_ages = embed_config_of(t)->policy == POLICY_LRU;
     int64_t n_imported, n_rows;
-    TRY(embed_import_dump(t, job->paths[0], job->dump->name, has_ages, (snapshot_ranks){0, 1},
-                          &n_imported));
+    TRY(embed_import_dump(t, job->paths[0], job->dump->name, has_ages, &n_imported));
     TRY(embed_size(t, &n_rows));
     if (n_rows != n_imported)
         log_warn("%s: %" PRId64 " keys are there more than once; the last rows count",
@@ -319,7 +318,7 @@ static status make_table(import_job *job, const char *name, const char *folder) 
         st = fail(ERR_FORMAT, "%s: %lld rows found no room", name,
                   (long long)embed_counts_of(t)->n_evicted);
     if (st == OK) st = embed_size(t, &n_rows);
-    if (st == OK) st = embed_snapshot_write(t, path, (snapshot_ranks){0, 1}, 0);
+    if (st == OK) st = embed_snapshot_write(t, path, 0);
     job->n_rows += n_rows;
     embed_destroy(t);
     return st;
@@ -499,8 +498,7 @@ static status write_tables(table_snapshots *s, const char *folder) {
         if (!dynamic_is_owner(&s->tables->item[i])) continue;
         checkpoint_table_name(name, s->tables, i);
         TRY(path_join(path, sizeof path, folder, name));
-        TRY(embed_snapshot_write(s->tables->item[i].table, path, (snapshot_ranks){0, 1},
-                                 s->since[i]));
+        TRY(embed_snapshot_write(s->tables->item[i].table, path, s->since[i]));
     }
     return OK;
 }

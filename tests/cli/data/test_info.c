@@ -239,7 +239,7 @@ static void write_snapshot(const char *folder) {
         }
         CHECK_OK(embed_fetch(t, FETCH_INSERT, 100, ids, NULL, &b));
     }
-    CHECK_OK(embed_snapshot_write(t, folder, (snapshot_ranks){0, 1}, 0));
+    CHECK_OK(embed_snapshot_write(t, folder, 0));
     embed_destroy(t);
     backend_destroy(be);
 }
