@@ -709,10 +709,6 @@ status cmd_train(int argc, char **argv) {
                 "increments; 'hstu import tables' merges them."),
         OPT_TEXT("--tensorboard", &o->track.tensorboard, "DIR",
                  "Also write TensorBoard event files, with the tags of Meta's code."),
-        OPT_TEXT("--mlflow", &o->track.mlflow, "DIR",
-                 "Also write to an MLflow file store: 'MLFLOW_ALLOW_FILE_STORE=true mlflow ui "
-                 "--backend-store-uri DIR'. (MLflow 3 asks for the variable; older versions ignore "
-                 "it.)"),
         OPT_TEXT("--csv-log", &o->track.csv, "FILE",
                  "Also write the log as CSV, a row per epoch or evaluation."),
         OPT_INT("--seed", &args.seed, "N", 0, UINT32_MAX,
