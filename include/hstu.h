@@ -222,7 +222,7 @@ HSTU_API hstu_status hstu_model_recommend_history(hstu_model *model, const hstu_
                                                   float *score);
 
 /* The same under rules: a JSON object with any of filter, allow, deny, boost, max_per and pin, as
- * docs/recommend.md has them; NULL: none.  The lists are the exact best under the rules, and short
+ * docs/rules.md has them; NULL: none.  The lists are the exact best under the rules, and short
  * only where no other item may follow.  HSTU_ERR_USAGE: what is wrong with the rules; ids that the
  * model does not know are left out with a warning. */
 HSTU_API hstu_status hstu_model_recommend_by_rules(hstu_model *model, const uint64_t *users,

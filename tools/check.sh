@@ -245,6 +245,13 @@ long_prose() {
     done
 }
 
+# README, the guide and the how-to pages stay short; the site's navigation says which those are.
+short_pages() {
+    pages=$(sed -n '/^  - Start:/,/^  - Reference:/s/^.* \([A-Za-z/-]*\.md\)$/\1/p' mkdocs.yml)
+    # shellcheck disable=SC2086
+    cat $pages | wc -w | awk '$1 > 15000 { print "README, guide and how-to have " $1 " words; at most 15000" }'
+}
+
 # Every route of the server stands in the table of docs/server.md: NAME, ID and V for *, [/part] where it may be left out.
 route_doc() {
     grep -oE '`[^`]*`' docs/server.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
@@ -292,6 +299,7 @@ else
 fi
 rule "documents of the code name files that exist" doc_paths
 rule "no line of prose over 120 characters" long_prose
+rule "README, guide and how-to have at most 15,000 words" short_pages
 rule "docs/server.md names every route" route_doc
 rule "docs/config.md is what the option table says" config_doc
 registers

@@ -125,7 +125,7 @@ class Model(_Names):
 
         filter: an expression over item features, 'genre in ("Drama", "Crime") and year >= 2000'.  allow, deny: item
         ids.  boost: [{"filter": ..., "add": .1}, {"filter": ..., "times": 1.2}], of the score.  max_per: {"genre": 2}.
-        pin: item ids for the first places.  The list is the exact best under these rules (docs/recommend.md)."""
+        pin: item ids for the first places.  The list is the exact best under these rules (docs/rules.md)."""
         rules = self._rules({"filter": filter, "allow": allow, "deny": deny, "boost": boost, "max_per": max_per,
                              "pin": pin})
         if (users is None) == (history is None):

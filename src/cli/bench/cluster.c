@@ -778,7 +778,7 @@ status bench_cluster(int argc, char **argv) {
                    "of computing and the largest loss.",
         .options = options,
         .notes = "This is a prediction, not a measurement. It prints its assumptions and its error "
-                 "on published figures for 16 GPUs; docs/distributed.md explains the model.\n"};
+                 "on published figures for 16 GPUs; docs/ranks.md explains the model.\n"};
     ARGS_PARSE(&spec, NULL, NULL);
     return run(&a);
 }

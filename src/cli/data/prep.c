@@ -39,7 +39,7 @@ static const char notes[] =
     "csv, jsonl and parquet read all files, folders of parts, archives and pipes of --input as one "
     "table. Columns are names, numbers from 1, or in jsonl members such as a.b. Without column "
     "options the usual names are tried (user_id, asin, ts, rating, ...), or columns 1, 2, 3 of a "
-    "file without a header; stderr says what was taken. docs/data.md has the rules.\n"
+    "file without a header; stderr says what was taken. docs/prep.md has the rules.\n"
     "\n"
     "processed-seqs: rating lists are stored actions (0..4 for 1..5 stars); sasrec_format.csv has "
     "ratings as in the source.\n"
@@ -203,7 +203,7 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
                  "(default: UTC)."),
         OPT_TEXT("--time-format", &r->time_format, "FORMAT",
                  "csv, jsonl, parquet: form of dates that are not ISO 8601, as in "
-                 "'%d.%m.%Y %H:%M'; see docs/data.md."),
+                 "'%d.%m.%Y %H:%M'; see docs/prep.md."),
         OPT_TEXT("--skip-bad", &o->skip_bad, "N|P%",
                  "csv, jsonl, parquet: skip up to N unreadable rows, or P percent of all, and list "
                  "them in DIR/skipped.txt (default: the first one is an error)."),

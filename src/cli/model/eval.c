@@ -365,7 +365,7 @@ status cmd_eval(int argc, char **argv) {
         .usage = "hstu eval CHECKPOINT|RUN [--data DIR] [options]",
         .summary = "Evaluate a trained model on the events held out from training: the rank of "
                    "each held-out item in the whole catalogue without the items of the history, or "
-                   "AUC for ranking. docs/evaluation.md describes the protocols.",
+                   "AUC for ranking. docs/protocols.md has the rules.",
         .options = options,
         .max_positional = 1};
     ARGS_PARSE(&spec, &a.path, &n);

@@ -335,7 +335,7 @@ status cmd_recommend(int argc, char **argv) {
         OPT_TEXT("--deny", &a.deny, "FILE", "Never recommend these items: ids, one per line."),
         OPT_TEXT("--filter", &a.filter, "EXPR",
                  "Recommend only items whose features pass, as in 'genre in (\"Drama\", \"Crime\") "
-                 "and year >= 2000' (docs/recommend.md)."),
+                 "and year >= 2000' (docs/rules.md)."),
         OPT_TEXT(
             "--rules", &a.rules, "JSON",
             "Rules as a request to the server has them: filter, allow, deny, boost, max_per and "
@@ -343,7 +343,7 @@ status cmd_recommend(int argc, char **argv) {
         OPT_TEXT("--search", &a.search, "HOW",
                  "Of a mixture of logits: exact (default), or two stages, in which the N best by "
                  "mean:N, components:N or mean:N+components:N are scored exactly. The recall for "
-                 "the first users is printed (docs/recommend.md)."),
+                 "the first users is printed (docs/mol.md)."),
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),

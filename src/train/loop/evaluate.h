@@ -6,7 +6,7 @@
  * items are kept.  Items that have no row in a dynamic table are not ranked; a held-out item
  * without one counts as a miss, and so does one that the model does not know (model/vocabulary.h).
  * Ranking: the targets are scored, and AUC is exact over all of them, for each task.
- * docs/evaluation.md has the formulas.
+ * docs/protocols.md has the formulas.
  *
  * The result is a pure function of model and data: the same with any number of threads, and on a
  * GPU where the backend is deterministic.  Several ranks take the batches in turn, and all of them
@@ -122,7 +122,7 @@ uint64_t evaluator_bytes(const evaluator *e);
 
 /* The protocol of an evaluation in words: what is held out, what is ranked, what is left out, which
  * of equal scores comes first.  It accompanies every figure, because figures of different protocols
- * cannot be compared (docs/evaluation.md). */
+ * cannot be compared (docs/protocols.md). */
 typedef struct protocol {
     const session *session;
     split_rule rule;

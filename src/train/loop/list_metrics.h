@@ -1,6 +1,6 @@
 /* What lists are like, whoever made them: how much of the catalogue they cover, how little known
  * their items are (novelty) and how different from one another (diversity).  Only training events
- * are asked, no model.  docs/evaluation.md has the formulas.
+ * are asked, no model.  docs/protocols.md has the formulas.
  *
  * One thread at a time. */
 #pragma once

@@ -3,7 +3,7 @@
  * A replicate gives each user a whole weight, 0, 1, 2, ..., distributed as Poisson(1), and computes
  * the figure with users counted so often.  The weight is a pure function of replicate and user, so
  * replicates of two models over the same users belong together: their differences tell whether one
- * is better (docs/evaluation.md).  Values; any thread. */
+ * is better (docs/protocols.md).  Values; any thread. */
 #pragma once
 
 #include "train/report/metrics.h"
