@@ -2,7 +2,7 @@
 # make dist: one program file for each TARGET (default: x86_64 aarch64), which runs on every Linux with glibc 2.28 or newer, in
 # build/dist, with SHA256SUMS.  The compiler is zig of Python's package index; SQLite, libmicrohttpd, zlib and zstd are built
 # from Debian's sources and linked in.  What the program can do without is left out: libcurl ('hstu prep --download'),
-# libarchive (.zip and .tar.gz data sets), snappy, CUDA.  MPI is found when it runs.
+# libarchive (.zip and .tar.gz data sets), snappy, CUDA.  MPI and XGBoost are found when it runs.
 # Nothing in the files tells folder or time; HSTU_TEST_ALL=1 tests/dist.sh compares two builds.
 # WITH_LIBRARY=1: libhstu.so, too, for `make wheel`, in build/dist/TARGET.
 # usage: tools/dist.sh VERSION [TARGET...]

@@ -25,6 +25,7 @@ fedora_name() {
     libopenmpi-dev) echo openmpi-devel ;;
     xz-utils) echo xz ;;
     libsqlite3-dev) echo sqlite-devel ;;
+    libxgboost-dev) ;;
     *-dev) echo "${1%-dev}-devel" ;;
     *) echo "$1" ;;
     esac
@@ -83,6 +84,8 @@ look_around() {
         missing optional ca-certificates "https of 'hstu prep --download'"
     if has nvcc && ! has g++; then missing optional g++ "nvcc needs it: no CUDA parts without"; fi
     [ "$1" = test ] || return 0
+    [ -n "${HSTU_XGBOOST:-}" ] || ldconfig -p 2>/dev/null | grep -q libxgboost.so ||
+        missing optional libxgboost-dev "the cost model of 'hstu tune'"
     has clang || missing optional clang "the second compiler, and the fuzz tests"
     clang_can_fuzz || missing optional "$(clang_runtime_package)" "the fuzz tests (libFuzzer)"
     has clang-format || missing optional clang-format "the check of the code's format"

@@ -4,7 +4,7 @@
 Usage: bench/peers/layer_shapes.py --hstu ./hstu [--shapes 1x128,8x512,16x2048] [--masks none,bigbird] [--cache DIR]
                                    [--checks N] [--dtype float16] [--load 16x2048]
 For each shape and mask a process compiles the layer (layer_torch.py; under bigbird with FlexAttention too).  When all
-have compiled, each is timed, then `hstu tune` finds the best plan for the same shape and mask, and the
+have compiled, each is timed, then `hstu tune --search exact` finds the best plan for the same shape and mask, and the
 process is timed again; PyTorch's time is the lower of the two.  A JSON line for each; `ratio` is PyTorch's time, of its
 better way, over the found plan's.  For the shapes of --load both are also measured without rests, for half a second:
 PyTorch's layer, and an encoder of four of ours, of which a quarter counts.  With --cache DIR generated kernels that are
@@ -69,7 +69,7 @@ def best_of(ms):
 
 def tune(a, shape, mask):
     b, s = shape.split("x")
-    command = [a.hstu, "tune", "--layer", "bert", "--batch", b, "--length", s, "--device", "cuda",
+    command = [a.hstu, "tune", "--search", "exact", "--layer", "bert", "--batch", b, "--length", s, "--device", "cuda",
                "--dtype", a.dtype, "--checks", str(a.checks), "--json"]
     command += ["--mask", "none" if mask == "none" else BIGBIRD] + (["--cache", a.cache] if a.cache else [])
     start = time.time()

@@ -61,6 +61,10 @@ const char *env_compiler(void) {
     return get("CC");
 }
 
+const char *env_xgboost(void) {
+    return get("HSTU_XGBOOST");
+}
+
 const char *env_cupti(void) {
     return get("HSTU_CUPTI");
 }

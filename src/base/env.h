@@ -4,6 +4,7 @@
  * HSTU_THREADS  threads of the CPU backend and of prep; default: the cores this process may use
  * NO_COLOR      any value: no colours
  * CC            the C compiler of generated kernels
+ * HSTU_XGBOOST  the path of libxgboost.so, where it is not found by itself
  * HSTU_CUPTI    the path of libcupti.so, where it is not found by itself
  * HSTU_CUDA_SM  a compute capability: run the kernels of an older card (80), to compare them
  * HSTU_PROFILE_RECORDS, HSTU_PROFILE_SIGNAL, HSTU_PROFILE_UNIFIED
@@ -31,6 +32,9 @@ status env_threads(int *out);
 
 /* CC, or NULL where it is not set or empty. */
 const char *env_compiler(void);
+
+/* HSTU_XGBOOST, or NULL where it is not set or empty. */
+const char *env_xgboost(void);
 
 /* HSTU_CUPTI, or NULL where it is not set or empty. */
 const char *env_cupti(void);

@@ -95,7 +95,8 @@ typedef struct command {
 status run_subcommand(const char *whole, const char *about, const command *parts, int argc,
                       char **argv);
 
-extern const command bench_commands[], mask_commands[], plan_commands[], state_commands[];
+extern const command bench_commands[], mask_commands[], plan_commands[], state_commands[],
+    tune_commands[];
 
 /* All commands in the order of their use, under the headings of `hstu --help`. */
 #define CLI_COMMANDS(HEADING, COMMAND)                                                             \

@@ -173,12 +173,13 @@ TEST(a_gpu_is_lost_while_a_plan_runs) {
 TEST(a_gpu_is_lost_while_plans_are_measured) {
     char *text;
     make_libraries();
-    check_lost("tune --out plan.json", 5);
-    /* kernels are kept; no plan */
+    check_lost("tune --search exact --out plan.json", 5);
+    check_lost("plan traverse --from 0 --to 4 --rounds 0 --out times.txt", 0);
+    /* kernels are kept; no plan, and no times but those that a traversal continues with */
     CHECK_EQ(
         test_command(&text, "cd '%s' && ls . cache | grep -v cubin | tr '\\n' ' '", test_folder()),
         0);
-    CHECK(strstr(text, "plan") == NULL);
+    CHECK(strstr(text, "plan") == NULL && strstr(text, "times.txt ") == NULL);
     CHECK_CONTAINS(text, "fake.c lib");
     free(text);
 }

@@ -32,7 +32,7 @@ const command *help_parts(const command *c) {
     if (c->run == cmd_mask) return mask_commands;
     if (c->run == cmd_plan) return plan_commands;
     if (c->run == cmd_state) return state_commands;
-    return NULL;
+    return c->run == cmd_tune ? tune_commands : NULL;
 }
 
 /* Calls every command, and every part of one that has parts, so that each prints its page. */

@@ -178,6 +178,7 @@ static void doctor_ask_host(findings *f) {
 #include "ops/ops.h"
 #include "serve/http/http.h"
 #include "serve/state/state.h"
+#include "tune/cost_model.h"
 #include "tune/target.h"
 
 enum { MAX_DEVICES = 16, MIN_MEMORY_MIB = 512 };
@@ -191,7 +192,7 @@ typedef struct library {
     bool is_run_time;    /* looked for when the program runs, not when it is built */
 } library;
 
-enum { N_LIBRARIES = 12 };
+enum { N_LIBRARIES = 13 };
 
 typedef struct diagnosis {
     machine host;
@@ -199,7 +200,8 @@ typedef struct diagnosis {
     device_info device[MAX_DEVICES];
     int n_devices;
     library libraries[N_LIBRARIES];
-    char nccl_version[32], cuda_version[32], nvrtc_version[32], compiler_version[160];
+    char nccl_version[32], cuda_version[32], xgboost_version[32], nvrtc_version[32],
+        compiler_version[160];
     bool has_ranks; /* two of them have just worked together */
     char ranks[256];
     findings found;
@@ -235,9 +237,11 @@ static void ask_libraries(diagnosis *d) {
     cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
     cuda = d->cuda_version;
 #endif
-    const char *nvrtc = NULL, *compiler = NULL, *nccl_version = NULL;
+    const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL, *nccl_version = NULL;
     char why[512];
     nccl_lib nccl;
+    if (cost_model_version(d->xgboost_version, sizeof d->xgboost_version))
+        xgboost = d->xgboost_version;
     if (target_nvrtc_version(d->nvrtc_version, sizeof d->nvrtc_version)) nvrtc = d->nvrtc_version;
     if (target_compiler_version(d->compiler_version, sizeof d->compiler_version))
         compiler = d->compiler_version;
@@ -261,6 +265,8 @@ static void ask_libraries(diagnosis *d) {
          "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make", false},
         {"libmicrohttpd", http_library_version(), "'hstu serve'",
          "apt-get install libmicrohttpd-dev, then make", false},
+        {"XGBoost", xgboost, "the cost model of 'hstu tune'",
+         "apt-get install libxgboost-dev, or pip install xgboost", true},
         {"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit", true},
         {"C compiler", compiler, "fusion plans on the CPU", "apt-get install gcc libc6-dev", true},
         {"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",

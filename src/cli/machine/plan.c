@@ -1,8 +1,10 @@
-/* hstu plan: show or run fusion plans, one part each below. */
+/* hstu plan: show, run or traverse fusion plans, one part each below. */
 #include "cli/machine/plan.h"
 #include "cli/output.h"
+#include "cli/signals.h"
 #include "tune/emit.h"
 #include "tune/plan_file.h"
+#include "tune/plan_times.h"
 #include "tune/target.h"
 
 /* -1: the CPU; else the number of the GPU. */
@@ -511,9 +513,95 @@ static status plan_run(int argc, char **argv) {
     return run(&a, &file);
 }
 
+/* hstu plan traverse: every plan of a range, checked and timed. */
+
+typedef struct traverse_args {
+    plan_args common;
+    traverse_options o;
+    bool is_json;
+} traverse_args;
+
+static void print_traverse_text(const traverse_args *a, const traverse_summary *s) {
+    printf("%lld plans, %lld distinct programs, %lld wrong; largest error %.2e (allowed %.2e)\n",
+           (long long)s->n_values, (long long)s->n_programs, (long long)s->n_failed,
+           s->largest_error, s->allowed);
+    if (a->o.rounds == 0 || s->n_failed == s->n_programs) return;
+    char fastest[PLAN_BITS + 1], slowest[PLAN_BITS + 1];
+    plan_bits(s->fastest.value, fastest);
+    plan_bits(s->slowest.value, slowest);
+    printf("fastest %d = %s  %.4f ms\nslowest %d = %s  %.4f ms\n", s->fastest.value, fastest,
+           s->fastest.ms, s->slowest.value, slowest, s->slowest.ms);
+    printf("median %.4f ms, slowest / fastest %.2f\n", s->median_ms, s->slowest.ms / s->fastest.ms);
+}
+
+static status print_traverse_json(const traverse_summary *s) {
+    json_writer *w = json_line_open();
+    JSON_FIELDS(w, FIELD("plans", s->n_values), FIELD("programs", s->n_programs),
+                FIELD("wrong", s->n_failed), FIELD("largest_error", s->largest_error),
+                FIELD("allowed", s->allowed), FIELD("fastest", s->fastest.value),
+                FIELD("fastest_ms", s->fastest.ms), FIELD("slowest", s->slowest.value),
+                FIELD("slowest_ms", s->slowest.ms), FIELD("median_ms", s->median_ms));
+    return json_line_print();
+}
+
+static status traverse_on(const plan_rig *g, traverse_args *a) {
+    traverse_summary s;
+    buf what = {0};
+    status st = plan_rig_text(g, &a->common, &what);
+    if (st == OK)
+        st = buf_printf(&what, ", plans %d to %d, seed %lld", a->o.from, a->o.to,
+                        (long long)a->common.seed);
+    a->o.header = buf_str(&what);
+    if (st == OK) st = traverse_run(g->r, &a->o, &s);
+    buf_fini(&what);
+    if (st != OK) return st;
+    if (a->is_json)
+        TRY(print_traverse_json(&s));
+    else
+        print_traverse_text(a, &s);
+    return s.n_failed == 0 ? OK : fail(ERR_NUMERIC, "%.500s", s.failure);
+}
+
+static status plan_traverse(int argc, char **argv) {
+    traverse_args a = {.common = PLAN_ARGS,
+                       .o = {.to = PLAN_CODES, .rounds = 3, .is_stopped = stop_signal_came}};
+    const arg_option options[] = {
+        OPT_INT("--from", &a.o.from, "N", 0, PLAN_CODES - 1, "First plan (default 0)."),
+        OPT_INT("--to", &a.o.to, "N", 1, PLAN_CODES, "One past the last plan (default 65536)."),
+        OPT_TEXT("--out", &a.o.path, "FILE",
+                 "Write lines BITS MS to FILE; FILE.partial holds them until all plans are done, "
+                 "and an interrupted traversal resumes from it."),
+        OPT_INT(
+            "--rounds", &a.o.rounds, "N", 0, 64,
+            "Repetitions of each timing, of which the median counts (default 3); 0 only checks."),
+        PLAN_OPTIONS(&a.common),
+        OPT_GROUP("Output"),
+        OPT_FLAG("--json", &a.is_json, "Print the summary as one JSON object."),
+        {0},
+    };
+    const arg_spec spec = {
+        .usage = "hstu plan traverse [--from N] [--to N] [--out FILE] [options]",
+        .summary = "Run every plan of a range, each distinct program once: check it against "
+                   "float64, then time it.",
+        .options = options,
+        .notes = "32768 to 49152 are all segmentations with the hand-written attention where it "
+                 "applies; 16384 to 24576 are plans without it, with operators 1 and 2 apart."};
+    ARGS_PARSE(&spec, NULL, NULL);
+    TRY(sink_check_file("--out", a.o.path));
+    if (a.o.from >= a.o.to)
+        return fail(ERR_USAGE, "--from %d is not before --to %d", a.o.from, a.o.to);
+    plan_rig g;
+    stop_signal_watch();
+    status st = plan_rig_open(&g, &a.common);
+    if (st == OK) st = traverse_on(&g, &a);
+    plan_rig_close(&g);
+    return st;
+}
+
 const command plan_commands[] = {
     {"show", plan_show, "show the kernels of a fusion plan"},
     {"run", plan_run, "compile, run, check and time a plan"},
+    {"traverse", plan_traverse, "run every plan of a range"},
     {0},
 };
 

@@ -329,7 +329,7 @@ TEST(encode_with_int8_weights) {
     free(text);
 }
 
-/* --plan: checked before it is timed. */
+/* --plan: a tuned plan is kept, found again by auto, and checked before it is timed. */
 TEST(encode_by_a_plan) {
     char *text = NULL;
     if (test_command(NULL, "command -v cc >/dev/null || command -v gcc >/dev/null") != 0)
@@ -345,6 +345,17 @@ TEST(encode_by_a_plan) {
              0);
     CHECK_CONTAINS(text, "Layers by plan 41115.");
     free(text);
+    /* with seed 1428 both plans have the attention as one kernel, with seed 1 neither */
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(test_command(&text,
+                              "%s tune --search random --budget 2 --batch 2 --length 9 --heads 2 "
+                              "--dim 4 --device cpu --cache %s/cache --search-seed %d",
+                              test_program(), test_folder(), i == 0 ? 1428 : 1),
+                 0);
+        CHECK_CONTAINS(text, i == 0 ? "\nkept for 'hstu encode --plan auto'"
+                                    : "\nnot kept for 'hstu encode --plan auto': plan ");
+        free(text);
+    }
     CHECK_EQ(
         test_command(&text,
                      "%s bench encode 2 2 9 2 4 --device cpu --seconds 0.01 --plan auto --cache "
