@@ -57,6 +57,13 @@ async function main() {
         await until('there is a list', "document.querySelectorAll('#recs .rec').length === 10");
         await until('there are reasons', "document.getElementById('why').textContent.includes('left out')");
         await until('the map is drawn', "document.getElementById('k-user').textContent !== ''");
+        const wrong = await ask(`(() => { // the axes: of length 1, at a right angle, and no single direction is wider than the first
+            const [x, y] = map.axes, rows = map.items.map(i => normed(i[1]).map((a, k) => a - map.mean[k]));
+            const spread = axis => rows.reduce((sum, r) => sum + inner(r, axis) ** 2, 0), widest = Math.max(...x.map((_, k) => spread(x.map((_, j) => +(j === k)))));
+            const off = [inner(x, x) - 1, inner(y, y) - 1, inner(x, y), ...rows.map((r, i) => inner(r, x) - map.items[i].at[0]), ...rows.map((r, i) => inner(r, y) - map.items[i].at[1])];
+            return off.some(a => !(Math.abs(a) < 1e-6)) || !(spread(x) >= spread(y) && spread(x) >= widest && spread(y) > 0);
+        })()`);
+        if (wrong !== false) end('the axes of the map are not those in which items differ most');
         await until('the server is watched', "document.querySelectorAll('#hist rect').length > 20");
         const list = "[...document.querySelectorAll('#recs .title')].map(t => t.textContent).join()";
         const before = await ask(list);

@@ -566,7 +566,6 @@ status server_start(server **out, const server_config *c) {
     TRY(MEM_NEW(&s, 1));
     s->set = *c;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_mutex_init(&s->map_lock, NULL);
     pthread_mutex_init(&s->reload_lock, NULL);
     pthread_mutex_init(&s->shown.lock, NULL);
     cond_init(&s->wake);
@@ -637,12 +636,10 @@ void server_stop(server *s) {
     http_stop(s->http);
     engine_destroy(s->engine);
     api_keys_close(s->keys);
-    item_maps_free(s);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->reload_lock);
     pthread_mutex_destroy(&s->shown.lock);
     mem_free(s->shown.list);
-    pthread_mutex_destroy(&s->map_lock);
     pthread_mutex_destroy(&s->lock);
     mem_free(s);
 }

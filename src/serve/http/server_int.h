@@ -83,12 +83,6 @@ status metrics_write(server *s, arena *memory, buf *out);
 
 enum { MAX_PARTS = 8, PART_BYTES = 512, MAX_WATCHERS = 8, REQUEST_ID_BYTES = 65, TRACE_BYTES = 56 };
 
-/* The answer of /v1/map for a version of a model; empty: none was made. */
-typedef struct item_map {
-    char version[64];
-    buf text;
-} item_map;
-
 struct server {
     server_config set;
     engine *engine;
@@ -111,8 +105,6 @@ struct server {
     int n_watchers;
     pthread_t keeper;
     bool has_keeper;
-    pthread_mutex_t map_lock; /* the maps of items, made when somebody asks */
-    item_map map[ENGINE_MAX_MODELS];
     pthread_mutex_t reload_lock; /* one at a time */
 };
 
@@ -261,4 +253,3 @@ uint64_t server_log_dropped(const server *s);
 /* Sends the present totals to all watchers of /v1/stream; on the keeper's thread. */
 void watchers_publish(server *s);
 void watchers_close(server *s);
-void item_maps_free(server *s);

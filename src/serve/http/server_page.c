@@ -6,8 +6,6 @@
 
 #include "serve/http/server_int.h"
 
-enum { MAP_ITEMS = 2500, MAP_ITERATIONS = 40 };
-
 TEXT_FILE(server_page, "src/serve/http/server_page.html");
 
 static const char mark[] = "NONCE";
@@ -231,157 +229,43 @@ void serve_items(call *c) {
     call_end(c, OK);
 }
 
-/* The map of the items: their embedding rows, normed, are projected to the two directions in which
- * they differ most (principal components, by power iteration); the answer carries the directions
- * too, so that the page can put a user's vector on the map.  Made once for each version of a model.
- */
-/* A map while it is made. */
-typedef struct drawing {
-    int32_t dim;
-    uint32_t n, stride;
-    float *rows; /* (n, dim), normed, then centred */
-    float *mean; /* (dim) */
-    float *axis; /* (2, dim) */
-} drawing;
-
-static float dot(const float *a, const float *b, int32_t n) {
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++)
-        sum += (double)a[i] * b[i];
-    return (float)sum;
-}
-
-static void norm(float *a, int32_t n) {
-    float length = sqrtf(dot(a, a, n));
-    for (int32_t i = 0; i < n && length > 0; i++)
-        a[i] /= length;
-}
-
-static void centre(drawing *d) {
-    for (uint32_t i = 0; i < d->n; i++) {
-        norm(d->rows + (size_t)i * (size_t)d->dim, d->dim);
-        for (int32_t k = 0; k < d->dim; k++)
-            d->mean[k] += d->rows[(size_t)i * (size_t)d->dim + (size_t)k] / (float)d->n;
-    }
-    for (uint32_t i = 0; i < d->n; i++)
-        for (int32_t k = 0; k < d->dim; k++)
-            d->rows[(size_t)i * (size_t)d->dim + (size_t)k] -= d->mean[k];
-}
-
-/* axis = the largest eigenvector of rows' covariance that is orthogonal to `other`. */
-static void find_axis(const drawing *d, float *axis, const float *other, float *next) {
-    for (int32_t k = 0; k < d->dim; k++)
-        axis[k] = (float)((k * 7919 + 13) % 101) - 50;
-    for (int step = 0; step < MAP_ITERATIONS; step++) {
-        if (other != NULL) {
-            float part = dot(axis, other, d->dim);
-            for (int32_t k = 0; k < d->dim; k++)
-                axis[k] -= part * other[k];
-        }
-        norm(axis, d->dim);
-        memset(next, 0, (size_t)d->dim * sizeof *next);
-        for (uint32_t i = 0; i < d->n; i++) {
-            const float *row = d->rows + (size_t)i * (size_t)d->dim;
-            float along = dot(row, axis, d->dim);
-            for (int32_t k = 0; k < d->dim; k++)
-                next[k] += along * row[k];
-        }
-        memcpy(axis, next, (size_t)d->dim * sizeof *axis);
-    }
-    norm(axis, d->dim);
-}
-
-static status read_rows(arena *a, engine *e, int model, const engine_model_info *m, drawing *d) {
-    d->dim = m->dim;
-    d->stride = (uint32_t)((m->n_items + MAP_ITEMS - 1) / MAP_ITEMS);
-    if (d->stride == 0) d->stride = 1;
-    d->n = (uint32_t)(m->n_items / d->stride);
-    TRY(ARENA_NEW(a, &d->rows, (size_t)d->n * (size_t)d->dim));
-    TRY(ARENA_NEW(a, &d->mean, (size_t)d->dim));
-    TRY(ARENA_NEW(a, &d->axis, 3 * (size_t)d->dim));
-    for (uint32_t i = 0; i < d->n; i++)
-        TRY(engine_item_rows(e, model, 1 + i * d->stride, 1, d->rows + (size_t)i * (size_t)d->dim));
-    centre(d);
-    find_axis(d, d->axis, NULL, d->axis + 2 * d->dim);
-    find_axis(d, d->axis + d->dim, d->axis, d->axis + 2 * d->dim);
-    return OK;
-}
-
-static void write_floats(json_writer *w, const char *key, const float *value, int32_t n) {
-    json_key_array(w, key);
-    for (int32_t i = 0; i < n; i++)
-        json_float(w, value[i]);
+static void write_place(json_writer *w, const engine_item *item, const float *row, int32_t dim) {
+    json_array_open(w);
+    write_id(w, NULL, &item->id);
+    json_array_open(w);
+    for (int32_t k = 0; k < dim; k++)
+        json_float(w, row[k]);
+    json_array_close(w);
+    if (item->title != NULL) json_string_n(w, item->title, item->title_bytes);
     json_array_close(w);
 }
 
-/* Three digits are more than a screen shows. */
-static void write_coordinate(json_writer *w, float x) {
-    json_double(w, round((double)x * 1000) / 1000);
-}
-
-static status write_map(engine *e, int model, const engine_model_info *m, const drawing *d,
-                        buf *out) {
-    json_writer w;
-    json_begin_object(&w, out, 0);
-    JSON_FIELDS(&w, FIELD("model", m->name), FIELD("version", m->version), FIELD("of", m->n_items));
-    write_floats(&w, "mean", d->mean, d->dim);
-    write_floats(&w, "x_axis", d->axis, d->dim);
-    write_floats(&w, "y_axis", d->axis + d->dim, d->dim);
-    json_key_array(&w, "items");
-    for (uint32_t i = 0; i < d->n; i++) {
-        const float *row = d->rows + (size_t)i * (size_t)d->dim;
-        engine_item item;
-        if (engine_item_of(e, model, 1 + i * d->stride, &item) != OK) break;
-        json_array_open(&w);
-        write_id(&w, NULL, &item.id);
-        write_coordinate(&w, dot(row, d->axis, d->dim));
-        write_coordinate(&w, dot(row, d->axis + d->dim, d->dim));
-        if (item.title != NULL) json_string_n(&w, item.title, item.title_bytes);
-        json_array_close(&w);
-    }
-    json_array_close(&w);
-    return json_finish_object(&w);
-}
-
-static status draw(engine *e, int model, buf *out) {
+static status write_map(call *c, int model) {
+    enum { MOST = 2500 };
     engine_model_info m;
-    drawing d = {0};
-    arena memory;
-    arena_init(&memory, 1 << 20);
-    status st = engine_model(e, model, &m);
-    if (st == OK) st = read_rows(&memory, e, model, &m, &d);
-    if (st == OK) st = write_map(e, model, &m, &d, out);
-    arena_fini(&memory);
-    return st;
-}
-
-void item_maps_free(server *s) {
-    for (int i = 0; i < ENGINE_MAX_MODELS; i++)
-        buf_fini(&s->map[i].text);
-}
-
-/* The map of the present version into `out`; under the lock of maps. */
-static status find_map(server *s, int model, buf *out) {
-    engine_model_info info;
-    item_map *m = &s->map[model];
-    TRY(engine_model(s->engine, model, &info));
-    if (m->text.n_bytes == 0 || strcmp(m->version, info.version) != 0) {
-        buf_clear(&m->text);
-        status st = draw(s->engine, model, &m->text);
-        if (st != OK) buf_clear(&m->text);
-        TRY(st);
-        memcpy(m->version, info.version, sizeof m->version);
+    engine_item item;
+    float *row;
+    TRY(engine_model(c->s->engine, model, &m));
+    TRY(ARENA_NEW(&c->memory, &row, (size_t)m.dim));
+    JSON_FIELDS(&c->w, FIELD("model", m.name), FIELD("version", m.version), FIELD("of", m.n_items));
+    json_key_array(&c->w, "items");
+    uint32_t stride = (uint32_t)((m.n_items + MOST - 1) / MOST);
+    for (uint32_t i = 1; i <= m.n_items; i += stride) {
+        TRY(engine_item_rows(c->s->engine, model, i, 1, row));
+        TRY(engine_item_of(c->s->engine, model, i, &item));
+        write_place(&c->w, &item, row, m.dim);
     }
-    return buf_append(out, m->text.data, m->text.n_bytes);
+    json_array_close(&c->w);
+    return OK;
 }
 
+/* Items from all over the catalogue as [id, embedding row, title], which the page lays out. */
 void serve_map(call *c) {
     int model = call_find_model(c, http_query(c->x, "model"));
     if (model < 0) return;
+    call_begin(c);
     pthread_mutex_lock(&c->s->reload_lock); /* names are valid while no model is replaced */
-    pthread_mutex_lock(&c->s->map_lock);
-    status st = find_map(c->s, model, &c->body);
-    pthread_mutex_unlock(&c->s->map_lock);
+    status st = write_map(c, model);
     pthread_mutex_unlock(&c->s->reload_lock);
-    call_answer(c, st);
+    call_end(c, st);
 }

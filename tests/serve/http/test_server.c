@@ -38,7 +38,7 @@ TEST(server_answers_all_routes) {
     ask(&r, "GET", "/v1/users?prefix=7", "", 200, "\"users\":[7");
     ask(&r, "GET", "/v1/items?search=1", "", 200, "{\"items\":[{\"item\":1,");
     ask(&r, "GET", "/v1/cache", "", 200, "\"pages\":[");
-    ask(&r, "GET", "/v1/map", "", 200, "\"x_axis\":[");
+    ask(&r, "GET", "/v1/map", "", 200, "\"items\":[[1,[");
     ask(&r, "GET", "/", "", 200, "frame-ancestors 'none'\r\n");
     ask(&r, "GET", "/", "", 200, "</html>");
     rig_close(&r);
