@@ -681,13 +681,13 @@ static status print_text(const info *in) {
     return print_popular(in);
 }
 
-static status show(const char *path, const seq_file *data, pool *p, bool is_json) {
+static status show(const char *path, const seq_file *data, bool is_json) {
     info in = {.path = path, .data = data, .style = show_stdout_style()};
     data_stats stats;
     arena a;
     const json_value *meta = NULL;
     arena_init(&a, 16 << 10);
-    status st = data_stats_init(&stats, data, p);
+    status st = data_stats_init(&stats, data);
     if (st == OK) st = json_parse(&a, data->path, data->meta_json, data->meta_bytes, &meta);
     if (st == OK) {
         in.stats = &stats;
@@ -769,7 +769,7 @@ status cmd_info(int argc, char **argv) {
     TRY(check_path(path));
     TRY(pool_create_default(&p));
     status st = seq_file_open(&data, path, p);
-    if (st == OK) st = show(path, data, p, is_json);
+    if (st == OK) st = show(path, data, is_json);
     seq_file_close(data);
     pool_destroy(p);
     return st;

@@ -1,5 +1,4 @@
-/* Stats: what `hstu info` shows of a data set.  One pass over the events on all threads; all counts
- * are exact and the same with any number of threads. */
+/* Stats: what `hstu info` shows of a data set.  All counts are exact. */
 #pragma once
 
 #include "data/set/seq_file.h"
@@ -23,7 +22,7 @@ typedef struct data_stats {
     int n_bins;
 } data_stats;
 
-status data_stats_init(data_stats *out, const seq_file *s, pool *p);
+status data_stats_init(data_stats *out, const seq_file *s);
 void data_stats_fini(data_stats *stats);
 
 /* The up to n_wanted items with the most events, most first, ties by the lower number; *out_n is
