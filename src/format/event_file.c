@@ -49,9 +49,7 @@ static status create(event_file *f, const char *folder, int64_t now) {
 static status put_event(event_file *f, double wall, int64_t step, int field, const void *bytes,
                         size_t n) {
     pb event = {0};
-    pb_double(&event, 1, wall);
-    pb_int(&event, 2, step);
-    pb_bytes(&event, field, bytes, n);
+    pb_put(&event, "1d2l*b", wall, step, field, bytes, n);
     status st = event.st;
     if (st == OK) st = append(f, &event.text);
     buf_fini(&event.text);
@@ -80,12 +78,8 @@ void event_file_close(event_file *f) {
 status event_file_add(event_file *f, double wall, int64_t step, const event_scalar *scalars,
                       size_t n) {
     pb summary = {0};
-    for (size_t i = 0; i < n; i++) {
-        size_t value = pb_begin(&summary, 1);
-        pb_text(&summary, 1, scalars[i].tag);
-        pb_float(&summary, 2, (float)scalars[i].value);
-        pb_end(&summary, value);
-    }
+    for (size_t i = 0; i < n; i++)
+        pb_put(&summary, "1{1s2f}", scalars[i].tag, scalars[i].value);
     status st = summary.st;
     if (st == OK) st = put_event(f, wall, step, 5, buf_str(&summary.text), summary.text.n_bytes);
     buf_fini(&summary.text);

@@ -16,18 +16,14 @@ typedef struct net {
     onnx_type id_type;
     onnx_value table;               /* (V + 1, E) */
     onnx_value known;               /* (batch, n): rows of the table, 0: none, or padding */
-    onnx_value order, len, n;       /* (batch, N) into n, (batch, 1), (1): N */
+    onnx_value order, len;          /* (batch, N) into n, (batch, 1) */
     onnx_value at;                  /* (N): 0, 1, ... */
     onnx_value sees, scale;         /* (N, N): bool, and the factor of a weight or 0 */
     onnx_value position_at, bucket; /* (N, N), (batch, N, N): cells of the bias */
 } net;
 
-#define VALUES(...)                                                                                \
-    (onnx_value[]) {                                                                               \
-        __VA_ARGS__                                                                                \
-    }
-#define OP(op, ...)                                                                                \
-    onnx_op(x->g, op, sizeof VALUES(__VA_ARGS__) / sizeof(onnx_value), VALUES(__VA_ARGS__))
+#define OP(...)       OPS(1, (onnx_value[]){NULL}, __VA_ARGS__)
+#define OPS(n, ...)   onnx_op(x->g, n, __VA_ARGS__, (onnx_value)NULL)
 #define LIST_OF(n, v) onnx_numbers(x->g, ONNX_I64, (int64_t)(n), v, (n) * sizeof(int64_t))
 #define LIST(...)                                                                                  \
     LIST_OF(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t), ((int64_t[]){__VA_ARGS__}))
@@ -63,7 +59,7 @@ static onnx_value norm(const net *x, onnx_value v, int64_t dim, float eps, const
     char op[64] = "LayerNormalization epsilon=";
     float_text(op + strlen(op), eps);
     onnx_value scale = w != NULL ? weights(x, w) : OP("Expand", number(x, 1), LIST(dim));
-    return b != NULL ? OP(op, v, scale, weights(x, b)) : OP(op, v, scale);
+    return OP(op, v, scale, b != NULL ? weights(x, b) : NULL);
 }
 
 static onnx_value rms_norm(const net *x, onnx_value v, float eps) {
@@ -93,19 +89,19 @@ static onnx_value scores(const net *x, onnx_value q, onnx_value k, int64_t n_hea
 
 /* The last dimension in three or four parts. */
 static void cut(const net *x, onnx_value v, size_t n, const int64_t *sizes, onnx_value *out) {
-    onnx_ops(x->g, "Split axis=-1", 2, VALUES(v, LIST_OF(n, sizes)), n, out);
+    OPS(n, out, "Split axis=-1", v, LIST_OF(n, sizes));
 }
 
 /* Rows of the table by id, and ids by row.  What is not known has row 0, which is no item's. */
-static void put_ids(net *x, onnx_value given) {
+static onnx_value put_ids(const net *x) {
     const seq_file *items = x->s->data;
+    size_t n = (size_t)items->n_items + 1;
     bool is_text = items->has_text_items;
     pb keys = {0}, ids = {0}, rows = {0};
     buf name = {0};
-    if (is_text) pb_text(&ids, ONNX_DATA_TEXTS, "");
-    if (!is_text)
-        pb_bytes(&ids, ONNX_DATA, items->item_id, ((size_t)items->n_items + 1) * sizeof(int64_t));
-    for (uint32_t i = 1; i <= items->n_items && keys.st == OK; i++) {
+    if (is_text) pb_put(&ids, "*s", ONNX_DATA_TEXTS, "");
+    if (!is_text) pb_bytes(&ids, ONNX_DATA, items->item_id, n * sizeof *items->item_id);
+    for (uint32_t i = 1; i < n && keys.st == OK; i++) {
         pb_int(&rows, ONNX_INTS, i);
         if (!is_text) pb_int(&keys, ONNX_INTS, items->item_id[i]);
         if (!is_text) continue;
@@ -116,47 +112,43 @@ static void put_ids(net *x, onnx_value given) {
     if (is_text) onnx_set_list(x->g, "keys_strings", ONNX_TEXTS, &keys);
     if (!is_text) onnx_set_list(x->g, "keys_int64s", ONNX_INTS, &keys);
     onnx_set_list(x->g, "values_int64s", ONNX_INTS, &rows);
-    x->known = OP("LabelEncoder default_int64=0", given);
-    onnx_constant(x->g, "ids", x->id_type, (int64_t)items->n_items + 1, &ids);
+    onnx_constant(x->g, "ids", x->id_type, (int64_t)n, &ids);
     buf_fini(&name);
     buf_fini(&keys.text);
     buf_fini(&ids.text);
     buf_fini(&rows.text);
+    return OP("LabelEncoder default_int64=0",
+              onnx_port(x->g, ONNX_INPUT, "item_ids", x->id_type, "batch,n",
+                        "Ids of each user's events, oldest first, padded at the end."));
 }
 
 /* The newest known events, first: their places sort above those that are left out. */
-static void put_history(net *x, onnx_value given, onnx_value lengths) {
-    onnx_value zero = whole(x, 0), most = whole(x, x->s->max_history), axis = LIST(1);
-    onnx_value n = OP("Gather", OP("Shape", given), whole(x, 1));
-    onnx_value at = OP("Range", zero, n, whole(x, 1));
-    onnx_value is_given = OP("Less", at, OP("Unsqueeze", lengths, axis));
-    x->known = OP("Where", is_given, x->known, zero);
+static void put_history(net *x) {
+    onnx_value zero = whole(x, 0), step = whole(x, 1), most = whole(x, x->s->max_history);
+    onnx_value rows = put_ids(x), n = OP("Gather", OP("Shape", rows), step),
+               order[2] = {NULL, NULL};
+    onnx_value len =
+        onnx_port(x->g, ONNX_INPUT, "lengths", ONNX_I64, "batch", "Events of each user.");
+    onnx_value at = OP("Range", zero, n, step);
+    x->table = weights(x, x->m->input.item);
+    x->known = OP("Where", OP("Less", at, OP("Unsqueeze", len, LIST(1))), rows, zero);
     onnx_value is_known = OP("Greater", x->known, zero);
-    onnx_value count = OP("CumSum", OP("Cast to=7", is_known), whole(x, 1));
+    onnx_value count = OP("CumSum", OP("Cast to=7", is_known), step);
     onnx_value total = OP("ReduceMax axes=[1]", count);
     onnx_value is_new = OP("Greater", count, OP("Sub", total, most));
     onnx_value key = OP("Where", OP("And", is_known, is_new), OP("Sub", n, at), OP("Neg", at));
-    onnx_value best[2] = {NULL, NULL};
-    x->n = OP("Unsqueeze", OP("Min", n, most), LIST(0));
-    onnx_ops(x->g, "TopK", 2, VALUES(key, x->n), 2, best);
-    x->order = best[1];
+    onnx_value window = OP("Min", n, most);
+    OPS(2, order, "TopK", key, OP("Unsqueeze", window, LIST(0)));
+    x->order = order[1];
     x->len = OP("Min", total, most);
-    x->at = OP("Range", zero, OP("Squeeze", x->n), whole(x, 1));
-}
-
-/* Cells of the bias, and which pairs see each other. */
-static void put_pairs(net *x, float scale, int64_t bias_len) {
-    onnx_value apart = OP("Sub", x->at, OP("Unsqueeze", x->at, LIST(1)));
-    x->sees = OP("LessOrEqual", apart, whole(x, 0));
-    x->scale = OP("Mul", OP("Cast to=1", x->sees), number(x, scale));
-    x->position_at = OP("Add", apart, whole(x, bias_len - 1));
+    x->at = OP("Range", zero, window, step);
 }
 
 /* The bucket of the time from each key to each query, whose time is that of the event after it; as
  * ops/time_bucket.c defines it. */
 static void put_buckets(net *x) {
-    onnx_value given = onnx_input(x->g, "timestamps", ONNX_I64, "batch,n",
-                                  "Times of the events in seconds since 1970.");
+    onnx_value given = onnx_port(x->g, ONNX_INPUT, "timestamps", ONNX_I64, "batch,n",
+                                 "Times of the events in seconds since 1970.");
     onnx_value time = OP("GatherElements axis=1", given, x->order);
     onnx_value last = OP("Max", OP("Sub", x->len, whole(x, 1)), whole(x, 0));
     onnx_value query =
@@ -177,8 +169,8 @@ static onnx_value put_tokens(const net *x) {
     y = OP("Mul", y, number(x, sqrtf((float)c->dim)));
     y = OP("Add", y, OP("Gather", weights(x, in->position), place));
     if (!c->adds_actions) return y;
-    onnx_value given = onnx_input(x->g, "actions", ONNX_I64, "batch,n",
-                                  "Actions of the events as the data store them; -1: not known.");
+    onnx_value given = onnx_port(x->g, ONNX_INPUT, "actions", ONNX_I64, "batch,n",
+                                 "Actions of the events as the data store them; -1: not known.");
     onnx_value none = whole(x, c->n_actions), action = OP("GatherElements axis=1", given, x->order);
     onnx_value is_one =
         OP("And", OP("GreaterOrEqual", action, whole(x, 0)), OP("Less", action, none));
@@ -191,13 +183,13 @@ static onnx_value put_tokens(const net *x) {
  * 1 where there is a bias. */
 static onnx_value put_attention(const net *x, const hstu_layer *l, const onnx_value *vqk) {
     const hstu_layer_config *c = &l->config;
-    onnx_value v = heads(x, vqk[0], c->n_heads),
-               score = scores(x, vqk[1], vqk[2], c->n_heads, c->alpha);
-    onnx_value time = NULL, position = NULL;
-    if (c->has_bias)
+    onnx_value v = heads(x, vqk[0], c->n_heads), time = NULL, position = NULL;
+    onnx_value score = scores(x, vqk[1], vqk[2], c->n_heads, c->alpha);
+    if (c->has_bias) {
         time = OP("Unsqueeze", OP("Gather", weights(x, l->time_w), x->bucket), LIST(1));
-    if (c->has_bias) position = OP("Gather", weights(x, l->position_w), x->position_at);
-    if (c->has_bias && !c->is_fuxi) score = OP("Add", score, OP("Add", time, position));
+        position = OP("Gather", weights(x, l->position_w), x->position_at);
+        if (!c->is_fuxi) score = OP("Add", score, OP("Add", time, position));
+    }
     onnx_value o = OP("MatMul", OP("Mul", silu(x, score), x->scale), v);
     if (!c->is_fuxi) return join_heads(x, o);
     onnx_value sees = OP("Cast to=1", x->sees), axis = LIST(3);
@@ -240,11 +232,9 @@ static onnx_value put_softmax(const net *x, const onnx_value *qkv, int64_t n_hea
     return join_heads(x, OP("MatMul", y, heads(x, qkv[2], n_heads)));
 }
 
-static onnx_value activated(const net *x, epilogue f, onnx_value v) {
-    if (f == EPILOGUE_RELU) return OP("Relu", v);
+static onnx_value gelu(const net *x, onnx_value v) {
     onnx_value erf = OP("Erf", OP("Mul", v, number(x, sqrtf(.5f))));
-    onnx_value half = OP("Mul", v, number(x, .5f));
-    return OP("Mul", half, OP("Add", erf, number(x, 1)));
+    return OP("Mul", OP("Mul", v, number(x, .5f)), OP("Add", erf, number(x, 1)));
 }
 
 static onnx_value put_sasrec(const net *x, const sasrec_layer *l, onnx_value v) {
@@ -259,8 +249,9 @@ static onnx_value put_sasrec(const net *x, const sasrec_layer *l, onnx_value v) 
     onnx_value o = put_softmax(x, qkv, c->n_heads, c->dim);
     o = OP("Add", normed, linear(x, o, l->out_proj, l->out_proj_bias));
     onnx_value z = norm(x, o, c->dim, c->eps, NULL, NULL);
-    onnx_value hidden = activated(x, c->f, linear(x, z, l->w1, l->b1));
-    return OP("Add", z, linear(x, hidden, l->w2, l->b2));
+    onnx_value y = linear(x, z, l->w1, l->b1);
+    y = c->f == EPILOGUE_GELU ? gelu(x, y) : OP("Relu", y);
+    return OP("Add", z, linear(x, y, l->w2, l->b2));
 }
 
 static onnx_value put_branch(const net *x, const ligr_layer *l, int which, onnx_value v,
@@ -282,63 +273,52 @@ static onnx_value put_ligr(const net *x, const ligr_layer *l, onnx_value v) {
 }
 
 static onnx_value put_layers(net *x, onnx_value v) {
-    const model *m = x->m;
-    const layer *first = m->layers;
-    bool is_hstu = m->n_layers > 0 && first->kind->keeps_pages;
-    put_pairs(x, is_hstu ? first->hstu.config.scale : 1, is_hstu ? first->hstu.config.bias_len : 0);
-    if (m->n_layers > 0 && first->needs_times) put_buckets(x);
-    for (int i = 0; i < m->n_layers; i++) {
-        const layer *l = &m->layers[i];
+    const layer *l = x->m->layers, *end = l + x->m->n_layers;
+    bool is_hstu = l < end && l->kind->keeps_pages;
+    onnx_value apart = OP("Sub", x->at, OP("Unsqueeze", x->at, LIST(1)));
+    x->sees = OP("LessOrEqual", apart, whole(x, 0));
+    if (is_hstu) x->scale = OP("Mul", OP("Cast to=1", x->sees), number(x, l->hstu.config.scale));
+    if (is_hstu) x->position_at = OP("Add", apart, whole(x, l->hstu.config.bias_len - 1));
+    if (l < end && l->needs_times) put_buckets(x);
+    for (; l < end; l++)
         v = is_hstu                         ? put_hstu(x, &l->hstu, v)
             : l->kind == &sasrec_layer_kind ? put_sasrec(x, &l->sasrec, v)
                                             : put_ligr(x, &l->ligr, v);
-    }
     return v;
 }
 
 /* The last token, normalised; zeros where there is none. */
 static onnx_value put_user(const net *x, onnx_value v) {
     const retrieval_head *h = &x->m->retrieval;
+    char dims[32];
     onnx_value last = OP("Max", OP("Sub", x->len, whole(x, 1)), whole(x, 0));
-    onnx_value token = OP("GatherND batch_dims=1", v, last);
+    onnx_value token = OP("GatherND batch_dims=1", v, last), out = "user_embedding";
     onnx_value user =
         h->has_layer_norm ? norm(x, token, h->dim, h->eps, NULL, NULL) : l2_norm(x, token, h->eps);
-    return OP("Mul", user, OP("Cast to=1", OP("Greater", x->len, whole(x, 0))));
+    snprintf(dims, sizeof dims, "batch,%d", h->dim);
+    onnx_port(x->g, ONNX_OUTPUT, out, ONNX_F32, dims,
+              "What items are multiplied with; zeros for a user without events.");
+    return OPS(1, &out, "Mul", user, OP("Cast to=1", OP("Greater", x->len, whole(x, 0))));
 }
 
 /* The best k items by their dot products, without those of the history unless keep_seen.  Row 0 is
  * no item: it always counts as seen. */
 static void put_search(const net *x, onnx_value user) {
     const loss_config *loss = &x->m->retrieval.loss;
-    onnx_value k = onnx_input(x->g, "k", ONNX_I64, "1", "How many items.");
-    onnx_value keeps = onnx_input(x->g, "keep_seen", ONNX_BOOL, "1",
-                                  "Whether items of the history may be listed.");
+    onnx_value k = onnx_port(x->g, ONNX_INPUT, "k", ONNX_I64, "1", "How many items.");
+    onnx_value keeps = onnx_port(x->g, ONNX_INPUT, "keep_seen", ONNX_BOOL, "1",
+                                 "Whether items of the history may be listed.");
+    onnx_value best[2] = {"top_scores", NULL}, ids = "top_ids";
     onnx_value items = loss->normalises_items ? l2_norm(x, x->table, loss->eps) : x->table;
-    onnx_value found = OP("MatMul", user, OP("Transpose", items)), best[2] = {NULL, NULL};
-    onnx_value seen = OP("Concat axis=1", OP("Where", keeps, whole(x, 0), x->known),
-                         OP("Mul", x->len, whole(x, 0)));
+    onnx_value found = OP("MatMul", user, OP("Transpose", items));
+    onnx_value seen = OP("Where", keeps, whole(x, 0), x->known);
+    seen = OP("Concat axis=1", seen, OP("Mul", x->len, whole(x, 0)));
     onnx_value never = OP("Expand", number(x, -INFINITY), OP("Shape", seen));
     found = OP("ScatterElements axis=1", found, seen, never);
-    k = OP("Min", k, LIST(x->m->input.config.n_items));
-    onnx_ops(x->g, "TopK", 2, VALUES(found, k), 2, best);
-    onnx_output(x->g, OP("Gather", "ids", best[1]), "top_ids", x->id_type, "batch,k",
-                "Ids of the best items, best first.");
-    onnx_output(x->g, best[0], "top_scores", ONNX_F32, "batch,k", "Their scores.");
-}
-
-static void put_graph(net *x) {
-    char dims[32];
-    onnx_value given = onnx_input(x->g, "item_ids", x->id_type, "batch,n",
-                                  "Ids of each user's events, oldest first, padded at the end.");
-    onnx_value lengths = onnx_input(x->g, "lengths", ONNX_I64, "batch", "Events of each user.");
-    x->table = weights(x, x->m->input.item);
-    put_ids(x, given);
-    put_history(x, given, lengths);
-    onnx_value user = put_user(x, put_layers(x, put_tokens(x)));
-    snprintf(dims, sizeof dims, "batch,%d", x->m->dim);
-    onnx_output(x->g, user, "user_embedding", ONNX_F32, dims,
-                "What items are multiplied with; zeros for a user without events.");
-    put_search(x, user);
+    OPS(2, best, "TopK", found, OP("Min", k, LIST(loss->n_items)));
+    OPS(1, &ids, "Gather", "ids", best[1]);
+    onnx_port(x->g, ONNX_OUTPUT, ids, x->id_type, "batch,k", "Ids of the best items, best first.");
+    onnx_port(x->g, ONNX_OUTPUT, best[0], ONNX_F32, "batch,k", "Their scores.");
 }
 
 status onnx_model_write(const session *s, const char *path, bool *is_apart) {
@@ -354,12 +334,13 @@ status onnx_model_write(const session *s, const char *path, bool *is_apart) {
                        : m->input.config.n_context > 0 ? "models that read features of users"
                                                        : NULL;
     if (what != NULL)
-        return fail(
-            ERR_UNSUPPORTED,
-            "%s cannot be exported to ONNX; 'hstu serve' answers requests with this one, and "
-            "--what weights, tables, items or users write its parts",
-            what);
-    put_graph(&x);
+        return fail(ERR_UNSUPPORTED,
+                    "%s cannot be exported to ONNX; 'hstu serve' answers with this one, and --what "
+                    "weights, tables, items or users write its parts",
+                    what);
+    onnx_init(&g);
+    put_history(&x);
+    put_search(&x, put_user(&x, put_layers(&x, put_tokens(&x))));
     status st = onnx_write(&g, path, is_apart);
     onnx_fini(&g);
     return st;

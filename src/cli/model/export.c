@@ -18,16 +18,12 @@ typedef struct export_args {
     bool is_apart;
 } export_args;
 
-enum { PIECE_ROWS = 4096 };
-
-static status parse_format(const char *name, embedding_format *out) {
-    static const char *const names[] = {"safetensors", "npz", "csv"};
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(name, names[i]) != 0) continue;
-        *out = (embedding_format)i;
-        return OK;
-    }
-    return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or csv", name);
+/* The number of --format among three. */
+static status parse_format(const char *name, const char *const names[3], const char *of, int *out) {
+    for (*out = 0; *out < 3; ++*out)
+        if (strcmp(name, names[*out]) == 0) return OK;
+    return fail(ERR_USAGE, "--format %.40s: must be %s, %s or %s%s", name, names[0], names[1],
+                names[2], of);
 }
 
 /* Ends a file by its status, and says what is in it. */
@@ -45,64 +41,45 @@ static status end_file(embedding_file *f, status st, const export_args *a,
     return OK;
 }
 
-static status copy_items(embedding_file *f, const item_table *t) {
-    float *piece;
-    status st = MEM_NEW_RAW(&piece, (size_t)PIECE_ROWS * (size_t)t->dim);
-    for (int32_t first = 0; st == OK && first < t->items.n; first += PIECE_ROWS) {
-        int32_t n = t->items.n - first < PIECE_ROWS ? t->items.n - first : PIECE_ROWS;
-        st = item_table_read(t, first, n, piece);
-        if (st == OK) st = embedding_file_add(f, piece, n);
-    }
-    mem_free(piece);
-    return st;
-}
-
-static status write_items(const export_args *a, session *s, embedding_format format) {
-    item_table t;
-    embedding_file *f = NULL;
-    embedding_rows rows = {.data = s->data};
-    status st = item_table_init(&t, s->model);
-    rows.item = t.items.item;
-    rows.n = t.items.n;
-    rows.dim = t.dim;
-    if (st == OK) st = embedding_file_create(&f, a->out, format, &rows);
-    if (st == OK) st = copy_items(f, &t);
-    st = end_file(f, st, a, &rows);
-    item_table_fini(&t);
-    return st;
-}
-
-static status copy_components(embedding_file *f, const item_table *t, pass *p, int32_t dim,
-                              int32_t most) {
+/* The items' rows, or through the pass their component vectors, one after the other. */
+static status copy_items(embedding_file *f, const item_table *t, pass *p, int32_t dim,
+                         int32_t most) {
     float *piece;
     status st = MEM_NEW_RAW(&piece, (size_t)most * (size_t)dim);
     for (int32_t first = 0; st == OK && first < t->items.n; first += most) {
         int32_t n = t->items.n - first < most ? t->items.n - first : most;
-        st = pass_components(p, n, t->items.rows + (int64_t)first * t->dim, piece);
+        st = p == NULL ? item_table_read(t, first, n, piece)
+                       : pass_components(p, n, t->items.rows + (int64_t)first * t->dim, piece);
         if (st == OK) st = embedding_file_add(f, piece, n);
     }
     mem_free(piece);
     return st;
 }
 
-/* The component vectors of each item, one after the other. */
-static status write_components(const export_args *a, session *s, embedding_format format) {
+static status write_table(const export_args *a, session *s, embedding_format format, pass *p) {
     item_table t = {0};
-    pass *p = NULL;
     embedding_file *f = NULL;
     embedding_rows rows = {.data = s->data};
-    int32_t most = 0;
-    if (s->config->task != TASK_RETRIEVAL)
-        return fail(ERR_UNSUPPORTED, "--what components: a ranking model has none");
-    status st = pass_create(&p, s->model, &(pass_config){.max_users = 1});
-    if (st == OK) st = pass_components_sizes(p, &rows.dim, &most);
+    int32_t most = 4096;
+    status st = p != NULL ? pass_components_sizes(p, &rows.dim, &most) : OK;
     if (st == OK) st = item_table_init(&t, s->model);
+    if (p == NULL) rows.dim = t.dim;
     rows.item = t.items.item;
     rows.n = t.items.n;
     if (st == OK) st = embedding_file_create(&f, a->out, format, &rows);
-    if (st == OK) st = copy_components(f, &t, p, rows.dim, most);
+    if (st == OK) st = copy_items(f, &t, p, rows.dim, most);
     st = end_file(f, st, a, &rows);
     item_table_fini(&t);
+    return st;
+}
+
+static status write_items(const export_args *a, session *s, embedding_format format) {
+    pass *p = NULL;
+    if (strcmp(a->what, "items") == 0) return write_table(a, s, format, NULL);
+    if (s->config->task != TASK_RETRIEVAL)
+        return fail(ERR_UNSUPPORTED, "--what components: a ranking model has none");
+    TRY(pass_create(&p, s->model, &(pass_config){.max_users = 1}));
+    status st = write_table(a, s, format, p);
     pass_destroy(p);
     return st;
 }
@@ -155,13 +132,14 @@ static status write_users(const export_args *a, session *s, embedding_format for
 
 static status with_model(const export_args *a, const char *folder,
                          status (*write)(const export_args *, session *, embedding_format)) {
-    embedding_format format = EMBEDDINGS_SAFETENSORS;
+    static const char *const formats[] = {"safetensors", "npz", "csv"};
+    int format;
     work w;
     trained t;
-    TRY(parse_format(a->format, &format));
+    TRY(parse_format(a->format, formats, "", &format));
     TRY(work_open(&w, a->data, a->device));
     status st = trained_open(&t, folder, w.data, w.be, 0);
-    if (st == OK) st = write(a, &t.session, format);
+    if (st == OK) st = write(a, &t.session, (embedding_format)format);
     trained_close(&t);
     work_close(&w);
     return st;
@@ -170,10 +148,6 @@ static status with_model(const export_args *a, const char *folder,
 /* The run knows its items without any data. */
 static status export_items(const export_args *a, const char *folder) {
     return with_model(a, folder, write_items);
-}
-
-static status export_components(const export_args *a, const char *folder) {
-    return with_model(a, folder, write_components);
 }
 
 static status export_users(const export_args *a, const char *folder) {
@@ -229,12 +203,8 @@ static status write_weights(const export_args *a, const char *folder, weight_for
 
 static status export_weights(const export_args *a, const char *folder) {
     static const char *const formats[] = {"safetensors", "npz", "pt"};
-    int format = 0;
-    while (format < 3 && strcmp(a->format, formats[format]) != 0)
-        format++;
-    if (format == 3)
-        return fail(ERR_USAGE, "--format %.40s: must be safetensors, npz or pt for weights",
-                    a->format);
+    int format;
+    TRY(parse_format(a->format, formats, " for weights", &format));
     TRY(checkpoint_verify(folder));
     TRY(write_weights(a, folder, (weight_format)format));
     char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
@@ -335,7 +305,7 @@ static const struct {
     const char *name;
     bool is_copy; /* of files, which are safetensors */
     status (*run)(const export_args *a, const char *folder);
-} whats[] = {{"items", false, export_items}, {"components", false, export_components},
+} whats[] = {{"items", false, export_items}, {"components", false, export_items},
              {"users", false, export_users}, {"weights", false, export_weights},
              {"model", false, export_model}, {"tables", true, export_tables}};
 
