@@ -37,9 +37,9 @@ int64_t meta_row(const seq_file *items, uint32_t item);
 status weight_file_write(const char *folder, const char *path, weight_format format, bool is_meta,
                          pool *workers);
 
-/* The encoder of users and the search in the item table as an ONNX model (docs/interop.md), of a
- * session on the CPU.  *is_apart: weights are to be in PATH.data (onnx_write); then, whether they
- * are.  ERR_UNSUPPORTED says which models cannot be exported, and what else can be done. */
+/* The encoder of users and the search in the items as an ONNX model (docs/interop.md), of a session
+ * on the CPU; *is_apart as in onnx_write.  ERR_UNSUPPORTED: what cannot be exported, and what can.
+ */
 struct session;
 status onnx_model_write(const struct session *s, const char *path, bool *is_apart);
 

@@ -19,7 +19,8 @@ typedef struct net {
     onnx_value order, len;          /* (batch, N) into n, (batch, 1) */
     onnx_value at;                  /* (N): 0, 1, ... */
     onnx_value sees, scale;         /* (N, N): bool, and the factor of a weight or 0 */
-    onnx_value position_at, bucket; /* (N, N), (batch, N, N): cells of the bias */
+    onnx_value position_at, bucket; /* (N, N), (batch N N): cells of the bias, */
+    onnx_value pairs;               /* and the shape (batch, 1, N, N) */
 } net;
 
 #define OP(...)       OPS(1, (onnx_value[]){NULL}, __VA_ARGS__)
@@ -157,7 +158,9 @@ static void put_buckets(net *x) {
     onnx_value distance = OP("Cast to=1", OP("Max", OP("Abs", seconds), whole(x, 1)));
     onnx_value logarithm = OP("Cast to=1", OP("Log", OP("Cast to=11", distance)));
     onnx_value bucket = OP("Cast to=7", OP("Div", logarithm, number(x, 0.301f)));
-    x->bucket = OP("Min", bucket, whole(x, ATTN_TIME_BUCKETS));
+    bucket = OP("Unsqueeze", OP("Min", bucket, whole(x, ATTN_TIME_BUCKETS)), LIST(1));
+    x->pairs = OP("Shape", bucket);
+    x->bucket = OP("Reshape", bucket, LIST(-1)); /* GatherElements is faster than Gather */
 }
 
 /* (batch, N, E) */
@@ -172,11 +175,10 @@ static onnx_value put_tokens(const net *x) {
     onnx_value given = onnx_port(x->g, ONNX_INPUT, "actions", ONNX_I64, "batch,n",
                                  "Actions of the events as the data store them; -1: not known.");
     onnx_value none = whole(x, c->n_actions), action = OP("GatherElements axis=1", given, x->order);
-    onnx_value is_one =
-        OP("And", OP("GreaterOrEqual", action, whole(x, 0)), OP("Less", action, none));
+    onnx_value has = OP("And", OP("GreaterOrEqual", action, whole(x, 0)), OP("Less", action, none));
     onnx_value blank = OP("Expand", number(x, 0), LIST(1, c->dim));
     onnx_value rows = OP("Concat axis=0", weights(x, in->action), blank);
-    return OP("Add", y, OP("Gather", rows, OP("Where", is_one, action, none)));
+    return OP("Add", y, OP("Gather", rows, OP("Where", has, action, none)));
 }
 
 /* FuXi's rows have three channels a head: by position, by time, by q and k.  Of the others alpha is
@@ -186,7 +188,7 @@ static onnx_value put_attention(const net *x, const hstu_layer *l, const onnx_va
     onnx_value v = heads(x, vqk[0], c->n_heads), time = NULL, position = NULL;
     onnx_value score = scores(x, vqk[1], vqk[2], c->n_heads, c->alpha);
     if (c->has_bias) {
-        time = OP("Unsqueeze", OP("Gather", weights(x, l->time_w), x->bucket), LIST(1));
+        time = OP("Reshape", OP("GatherElements", weights(x, l->time_w), x->bucket), x->pairs);
         position = OP("Gather", weights(x, l->position_w), x->position_at);
         if (!c->is_fuxi) score = OP("Add", score, OP("Add", time, position));
     }
@@ -265,9 +267,8 @@ static onnx_value put_ligr(const net *x, const ligr_layer *l, onnx_value v) {
     onnx_value qkv[3] = {0};
     onnx_value h = norm(x, v, c->dim, c->eps, l->norm[0], l->norm_bias[0]);
     cut(x, linear(x, h, l->in_proj, l->in_proj_bias), 3, (int64_t[]){c->dim, c->dim, c->dim}, qkv);
-    onnx_value o =
-        linear(x, put_softmax(x, qkv, c->n_heads, c->dim), l->out_proj, l->out_proj_bias);
-    onnx_value z = put_branch(x, l, 0, v, o);
+    onnx_value o = put_softmax(x, qkv, c->n_heads, c->dim);
+    onnx_value z = put_branch(x, l, 0, v, linear(x, o, l->out_proj, l->out_proj_bias));
     h = norm(x, z, c->dim, c->eps, l->norm[1], l->norm_bias[1]);
     return put_branch(x, l, 1, z, put_glu(x, &l->ffn, h));
 }
@@ -283,7 +284,9 @@ static onnx_value put_layers(net *x, onnx_value v) {
     for (; l < end; l++)
         v = is_hstu                         ? put_hstu(x, &l->hstu, v)
             : l->kind == &sasrec_layer_kind ? put_sasrec(x, &l->sasrec, v)
-                                            : put_ligr(x, &l->ligr, v);
+            : l->kind == &ligr_layer_kind   ? put_ligr(x, &l->ligr, v)
+                                            : NULL;
+    if (v == NULL) x->g->model.st = fail(ERR_UNSUPPORTED, "layers of this kind have no ONNX form");
     return v;
 }
 
@@ -325,18 +328,14 @@ status onnx_model_write(const session *s, const char *path, bool *is_apart) {
     const model *m = s->model;
     onnx_graph g = {0};
     net x = {.g = &g, .s = s, .m = m, .id_type = s->data->has_text_items ? ONNX_TEXT : ONNX_I64};
-    const layer_kind *kind = m->n_layers > 0 ? m->layers->kind : &hstu_layer_kind;
-    bool is_known = kind->keeps_pages || kind == &sasrec_layer_kind || kind == &ligr_layer_kind;
     const char *what = m->is_ranking                   ? "ranking models, which score candidates,"
                        : m->retrieval.loss.mol != NULL ? "mixtures of logits"
                        : m->dynamic.n_all > 0          ? "models with dynamic tables"
-                       : !is_known                     ? "models of such layers"
                        : m->input.config.n_context > 0 ? "models that read features of users"
                                                        : NULL;
     if (what != NULL)
         return fail(ERR_UNSUPPORTED,
-                    "%s cannot be exported to ONNX; 'hstu serve' answers with this one, and --what "
-                    "weights, tables, items or users write its parts",
+                    "%s have no ONNX form; use 'hstu serve', or --what weights, items or users",
                     what);
     onnx_init(&g);
     put_history(&x);

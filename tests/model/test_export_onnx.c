@@ -98,7 +98,8 @@ TEST(export_onnx_writes_and_refuses) {
     says(2, "run --format onnx --out n.onnx --external-data", "already exists");
     write_text("n.gin", ranking_gin);
     free(shell(0, "./hstu train n.gin --device cpu --data data --out ranking --epochs 1"));
-    says(1, "ranking --format onnx --out x", "ranking models, which score candidates, cannot");
+    says(1, "ranking --format onnx --out x",
+         "ranking models, which score candidates, have no ONNX form");
     free(shell(0, "./hstu train m.gin --data data --device cpu --out mol --epochs 1 --set "
                   "train_fn.interaction_module_type=MoL --set train_fn.item_l2_norm=False --set "
                   "create_mol_interaction_module.query_dot_product_groups=4 --set "
@@ -106,7 +107,7 @@ TEST(export_onnx_writes_and_refuses) {
                   "create_mol_interaction_module.item_hidden_dim=-1 --set "
                   "create_mol_interaction_module.dot_product_dimension=5 --set "
                   "train_fn.num_negatives=4 --set train_fn.sampling_strategy=local"));
-    says(1, "mol --format onnx --out x", "mixtures of logits cannot");
+    says(1, "mol --format onnx --out x", "mixtures of logits have no ONNX form");
     text = shell(0, "ls x* 2>&1 || true");
     CHECK_CONTAINS(text, "No such file");
     free(text);
