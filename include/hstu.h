@@ -209,7 +209,8 @@ HSTU_API const hstu_data *hstu_model_data(const hstu_model *model);
 enum { HSTU_MAX_K = 1024 };
 
 /* The k (1..HSTU_MAX_K) best items for each user, without those of the user's history unless
- * keeps_seen; where there are fewer, item 0 with score NAN.  A user without events gets popular
+ * keeps_seen (below 0: as the model was evaluated, which ranks them where it learnt to predict some
+ * actions only); where there are fewer, item 0 with score NAN.  A user without events gets popular
  * items.  item, score: (n_users, k).  HSTU_ERR_UNSUPPORTED for a ranking model. */
 HSTU_API hstu_status hstu_model_recommend(hstu_model *model, const uint64_t *users,
                                           uint64_t n_users, int32_t k, int32_t keeps_seen,

@@ -101,17 +101,17 @@ class Model(_Names):
         return json.dumps(given).encode() if given else None
 
     @overload
-    def recommend(self, users: _l.Id, k: int = 10, *, keep_seen: bool = False, **rules: Any) -> Pairs: ...
+    def recommend(self, users: _l.Id, k: int = 10, *, keep_seen: Optional[bool] = None, **rules: Any) -> Pairs: ...
 
     @overload
-    def recommend(self, users: Iterable[_l.Id], k: int = 10, *, keep_seen: bool = False, **rules: Any) -> List[Pairs]: ...
+    def recommend(self, users: Iterable[_l.Id], k: int = 10, *, keep_seen: Optional[bool] = None, **rules: Any) -> List[Pairs]: ...
 
     @overload
     def recommend(self, users: None = None, k: int = 10, *, history: Ids, times: Optional[Sequence[Any]] = None,
-                  actions: Optional[Ids] = None, keep_seen: bool = False, **rules: Any) -> Pairs: ...
+                  actions: Optional[Ids] = None, keep_seen: Optional[bool] = None, **rules: Any) -> Pairs: ...
 
     def recommend(self, users: Optional[Ids] = None, k: int = 10, history: Optional[Ids] = None,
-                  times: Optional[Sequence[Any]] = None, actions: Optional[Ids] = None, keep_seen: bool = False, *,
+                  times: Optional[Sequence[Any]] = None, actions: Optional[Ids] = None, keep_seen: Optional[bool] = None, *,
                   filter: Optional[str] = None, allow: Optional[Ids] = None, deny: Optional[Ids] = None,
                   boost: Optional[List[Dict[str, Any]]] = None, max_per: Optional[Dict[str, int]] = None,
                   pin: Optional[Ids] = None) -> Union[Pairs, List[Pairs]]:
@@ -121,7 +121,8 @@ class Model(_Names):
         for a user whom the data do not have.  history: instead, item ids of somebody who is not in the data, oldest
         first, with times (seconds since 1970, or datetimes) and actions (codes or names) where the model wants them;
         unknown items are left out with a warning.  Without times the events are a minute apart, as in `hstu recommend`
-        and the server.
+        and the server.  keep_seen: whether items of the history may be in the list; None: they may if the model was
+        trained with --target-action.
 
         filter: an expression over item features, 'genre in ("Drama", "Crime") and year >= 2000'.  allow, deny: item
         ids.  boost: [{"filter": ..., "add": .1}, {"filter": ..., "times": 1.2}], of the score.  max_per: {"genre": 2}.
@@ -130,20 +131,21 @@ class Model(_Names):
                              "pin": pin})
         if (users is None) == (history is None):
             raise _l.UsageError("give either users or a history")
+        keeps = -1 if keep_seen is None else int(bool(keep_seen))
         if history is not None:
-            return self._recommend_history(_as_list(history), times, actions, k, keep_seen, rules)
+            return self._recommend_history(_as_list(history), times, actions, k, keeps, rules)
         k, found = self._count(k), [self._user_number(u, is_needed=False) for u in _as_list(users)]
         numbers = _l.numbers(c_uint64, [n for n in found if n is not None], "user")
         items, scores = (c_uint32 * (len(numbers) * k))(), (c_float * (len(numbers) * k))()
 
         def some(first, n):
             _l.call("hstu_model_recommend_by_rules", self._handle, _address(numbers, first, 8), n, k,
-                    int(bool(keep_seen)), rules, _address(items, first * k, 4),
+                    keeps, rules, _address(items, first * k, 4),
                     _address(scores, first * k, 4))
 
         _l.in_pieces(len(numbers), some)
         known = iter([self._pairs(items, scores, row, k) for row in range(len(numbers))])
-        popular = self._recommend_history([], None, None, k, keep_seen, rules) if None in found else None
+        popular = self._recommend_history([], None, None, k, keeps, rules) if None in found else None
         lists = [next(known) if n is not None else list(popular) for n in found]
         return lists[0] if _is_one(users) else lists
 
@@ -172,7 +174,7 @@ class Model(_Names):
             raise _l.UsageError(f"k is {k}; it must be 1 to {_MAX_K}")
         return int(k)
 
-    def _recommend_history(self, history, times, actions, k, keep_seen, rules):
+    def _recommend_history(self, history, times, actions, k, keeps, rules):
         found = [self._item_number(i, is_needed=False) for i in history]
         unknown = [item for item, number in zip(history, found) if number is None]
         if unknown:
@@ -190,7 +192,7 @@ class Model(_Names):
             kept.append(_l.numbers(kind, [v for v, number in zip(values, found) if number is not None], name))
             setattr(h, name, cast(kept[-1], type(getattr(h, name))))
         items, scores = (c_uint32 * k)(), (c_float * k)()
-        _l.call("hstu_model_recommend_history_by_rules", self._handle, _l.reference(h), k, int(bool(keep_seen)), rules,
+        _l.call("hstu_model_recommend_history_by_rules", self._handle, _l.reference(h), k, keeps, rules,
                 items, scores)
         return self._pairs(items, scores, 0, k)
 

@@ -149,11 +149,14 @@ static status check_users(const api_model *m, const uint64_t *users, uint64_t n)
 /* Recommending. */
 
 static status make_recommender(api_model *m, int32_t k, int32_t keeps_seen, const char *rules) {
+    static const char *const seen[] = {NULL, "all", "none"};
     session *s = &m->t.session;
+    keeps_seen = keeps_seen < 0 ? -1 : keeps_seen != 0;
     if (m->recommender == NULL || m->k != k || m->keeps_seen != keeps_seen) {
         user_group_destroy(m->recommender);
         m->recommender = NULL;
-        user_group_config c = {.k = k, .max_users = s->eval_batch, .keeps_seen = keeps_seen != 0};
+        user_group_config c = {
+            .k = k, .max_users = s->eval_batch, .exclude_seen = seen[1 + keeps_seen]};
         TRY(user_group_create(&m->recommender, s, &c));
         m->k = k;
         m->keeps_seen = keeps_seen;
@@ -212,7 +215,7 @@ static status recommend_users(api_model *m, const uint64_t *users, uint64_t n_us
                               int32_t keeps_seen, const char *rules, uint32_t *item, float *score) {
     TRY(check_users(m, users, n_users));
     TRY(check_results(n_users, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0, rules));
+    TRY(make_recommender(m, k, keeps_seen, rules));
     return run_users(m, m->recommender, users, n_users, &(wanted){k, item, score, NULL, 0});
 }
 
@@ -264,7 +267,7 @@ static status recommend_events(api_model *m, const user_events *events, int32_t 
                                int32_t keeps_seen, const char *rules, uint32_t *item,
                                float *score) {
     TRY(check_results(1, k, item, score));
-    TRY(make_recommender(m, k, keeps_seen != 0, rules));
+    TRY(make_recommender(m, k, keeps_seen, rules));
     TRY(user_group_add(m->recommender, events));
     TRY(user_group_run(m->recommender));
     take_user(m->recommender, 0, 0, &(wanted){k, item, score, NULL, 0});

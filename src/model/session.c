@@ -107,6 +107,15 @@ static status choose_targets(session *s) {
     return st == OK ? OK : fail_prefix(st, "target actions");
 }
 
+status session_seen(const session *s, const char *text, seen_rule *out) {
+    const char *targets = s->config->network.target_actions;
+    bool has_targets = targets != NULL && targets[0] != '\0';
+    *out = (seen_rule){.keeps_all = text != NULL ? strcmp(text, "none") == 0 : has_targets};
+    if (text == NULL || out->keeps_all || strcmp(text, "all") == 0) return OK;
+    status st = seq_actions_parse(s->data, text, &out->actions);
+    return st == OK ? OK : fail_prefix(st, "seen items (all, none, or actions)");
+}
+
 /* A model for batches of so many users. */
 static status open_model(session *s, int32_t max_users, bool can_list) {
     const config *c = s->config;

@@ -94,6 +94,21 @@ uint64_t session_memory_bytes(const session *s);
 /* The actions of the data are 0..n-1; 0: it has none. */
 int32_t session_count_actions(const seq_file *data);
 
+/* Which events of a history leave their items out of a list: all, none, or those with some actions
+ * (bits as of action_in). */
+typedef struct seen_rule {
+    bool keeps_all;
+    uint64_t actions;
+} seen_rule;
+
+/* Of a text: "all", "none", or actions as in --target-action.  NULL: what the model was evaluated
+ * by, which ranks items of the history where it learnt to predict some actions only. */
+status session_seen(const session *s, const char *text, seen_rule *out);
+
+static inline bool seen_hides(const seen_rule *r, uint16_t action) {
+    return !r->keeps_all && action_in(r->actions, action);
+}
+
 /* How the reference projects hold out events: leave-one-out for Meta's research files, users for
  * NVIDIA's; with a validation set leave-two-out. */
 split_rule session_split(const config *c, bool has_validation);

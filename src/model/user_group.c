@@ -14,6 +14,7 @@ struct user_group {
     arena seen;         /* rows that users have had, and other lists of a run */
     item_rules rules;
     arena rules_memory;
+    seen_rule hides;
     uint64_t n_seen;
     uint32_t *item;        /* (max_users, k) */
     float *score;          /* (max_users, k) */
@@ -128,7 +129,8 @@ status user_group_create(user_group **out, session *s, const user_group_config *
     g->c = *c;
     g->max_users = c->max_users;
     arena_init(&g->seen, 1 << 16);
-    status st = make_group(g, s);
+    status st = session_seen(s, c->keeps_seen ? "none" : c->exclude_seen, &g->hides);
+    if (st == OK) st = make_group(g, s);
     return CREATED(st, out, g, user_group_destroy);
 }
 
@@ -149,14 +151,14 @@ bool user_group_fits(const user_group *g, const user_events *u) {
 static status leave_out_seen(user_group *g, infer_query *q) {
     const user_events *u = &q->events;
     int32_t *rows;
-    if (g->c.keeps_seen || u->n == 0) return OK;
+    if (g->hides.keeps_all || u->n == 0) return OK;
     if (u->n > INT32_MAX)
         return fail(ERR_UNSUPPORTED, "a history of %llu events; at most %d can be left out",
                     (unsigned long long)u->n, INT32_MAX);
     TRY(ARENA_NEW_RAW(&g->seen, &rows, (size_t)u->n));
     for (uint64_t i = 0; i < u->n; i++) {
         int32_t row = g->infer.table.items.row[u->item[i]];
-        if (row >= 0) rows[q->n_seen++] = row;
+        if (row >= 0 && seen_hides(&g->hides, u->action[i])) rows[q->n_seen++] = row;
     }
     q->seen = rows;
     g->n_seen += u->n;

@@ -12,9 +12,11 @@ enum { ITEM_DENIED = 2 };
 typedef struct user_group_config {
     int32_t max_users; /* of a batch, at most what the session was opened for */
     /* Recommending: what a user has had is left out, all of it, not only the events that the model
-     * reads.  A user of whom nothing is known gets the items with the most events of the data. */
+     * reads, as exclude_seen says (session_seen).  A user of whom nothing is known gets the items
+     * with the most events of the data. */
     int32_t k; /* 1..INFER_MAX_K; more than there are items: all of them; 0: score candidates */
-    bool keeps_seen;
+    bool keeps_seen; /* as exclude_seen "none" */
+    const char *exclude_seen;
     /* (V + 1): 1 for items that may be recommended, ITEM_DENIED for those that may not be pinned,
      * either; NULL: all may. */
     const uint8_t *is_allowed;

@@ -19,7 +19,8 @@ typedef struct recommend_args {
     int64_t k, n_ranks;
     transport *ranks;                        /* this process is one of them; or NULL */
     bool is_json, keeps_seen, is_data_found; /* that of the run */
-    int chosen_format;                       /* -1: not given */
+    const char *exclude_seen;
+    int chosen_format; /* -1: not given */
     answer_format format;
 } recommend_args;
 
@@ -189,6 +190,7 @@ static status serve(const recommend_args *a, session *s, const uint8_t *is_allow
     user_group_config c = {.k = (int32_t)a->k,
                            .max_users = is_alone ? 1 : s->eval_batch,
                            .keeps_seen = a->keeps_seen,
+                           .exclude_seen = a->exclude_seen,
                            .is_allowed = is_allowed,
                            .rules = a->rules,
                            .stages = a->stages,
@@ -329,8 +331,10 @@ status cmd_recommend(int argc, char **argv) {
                  "model's embeddings; may be repeated."),
         OPT_GROUP("Items"),
         OPT_INT("-k", &a.k, "K", 1, INFER_MAX_K, "Number of items (default 10)."),
-        OPT_FLAG("--keep-seen", &a.keeps_seen,
-                 "Include items of the user's history, which are excluded by default."),
+        OPT_TEXT("--exclude-seen", &a.exclude_seen, "all|none|ACTION,...",
+                 "Leave out all items of the user's history, none, or those of events with these "
+                 "actions, as in 'purchase' (default: all; none for a run of --target-action)."),
+        OPT_FLAG("--keep-seen", &a.keeps_seen, "Same as --exclude-seen none."),
         OPT_TEXT("--allow", &a.allow, "FILE", "Recommend only these items: ids, one per line."),
         OPT_TEXT("--deny", &a.deny, "FILE", "Never recommend these items: ids, one per line."),
         OPT_TEXT("--filter", &a.filter, "EXPR",

@@ -194,7 +194,8 @@ typedef struct engine_request {
     int32_t top_k;               /* recommend: 1..ENGINE_MAX_K; rank: 0 = all, in the order given */
     const engine_id *candidates; /* rank: (n_candidates) */
     size_t n_candidates;
-    bool keeps_seen; /* also items of the history */
+    bool keeps_seen;          /* also items of the history: as exclude_seen "none" */
+    const char *exclude_seen; /* session_seen */
     /* recommend: an object with rules about the items (model/item_rules.h); or NULL. */
     const struct json_value *rules;
     bool wants_vector;    /* the user's encoded state, where the model has one */

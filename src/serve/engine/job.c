@@ -9,7 +9,7 @@ typedef struct window {
     uint64_t n_unknown; /* of them */
     int32_t *seen;
     int32_t n_seen;
-    bool keeps_seen;
+    seen_rule hides;
     int32_t n_kept; /* at the end of the arrays below (max_history), oldest first */
     uint32_t *item;
     uint16_t *action;
@@ -37,7 +37,7 @@ static void take_event(window *w, uint32_t item, uint16_t action, int64_t time) 
         w->n_unknown++;
         return;
     }
-    int32_t row = w->keeps_seen ? -1 : m->infer.table.items.row[item];
+    int32_t row = seen_hides(&w->hides, action) ? m->infer.table.items.row[item] : -1;
     if (row >= 0) w->seen[w->n_seen++] = row;
     if (w->n_kept == m->s->max_history) return;
     int32_t at = m->s->max_history - ++w->n_kept;
@@ -152,7 +152,7 @@ static status read_user(job *j, const engine_request *r, const users *u, user_hi
 static status alloc_window(job *j, const engine_request *r, uint64_t n, window *w) {
     size_t room = (size_t)j->m->s->max_history;
     if (w->item != NULL) return OK;
-    TRY(ARENA_NEW_RAW(j->arena, &w->seen, n * !r->keeps_seen));
+    TRY(ARENA_NEW_RAW(j->arena, &w->seen, n * !w->hides.keeps_all));
     TRY(ARENA_NEW_RAW(j->arena, &w->action, room));
     if (j->m->reads_times) TRY(ARENA_NEW_RAW(j->arena, &w->time, room));
     return ARENA_NEW_RAW(j->arena, &w->item, room);
@@ -211,9 +211,9 @@ static bool take_plain(window *w, const users *u, const engine_event *e, size_t 
         if (w->time != NULL) w->time[at] = time * tps + (int64_t)x->time_ns * ticks / NS_PER_SECOND;
         at++;
     }
-    for (size_t i = 0; i < n && !w->keeps_seen; i++) {
+    for (size_t i = 0; i < n && !w->hides.keeps_all; i++) {
         int32_t row = m->infer.table.items.row[1 + (e[i].item.number - m->first_id)];
-        if (row >= 0) w->seen[w->n_seen++] = row;
+        if (row >= 0 && seen_hides(&w->hides, e[i].action)) w->seen[w->n_seen++] = row;
     }
     w->n = n;
     w->n_kept = (int32_t)(n - first);
@@ -414,7 +414,9 @@ static status list_tokens(job *j) {
 }
 
 static status fill(job *j, const engine_request *r, const job_users *from) {
-    window w = {.m = j->m, .keeps_seen = r->keeps_seen || r->task == ENGINE_RANK};
+    window w = {.m = j->m};
+    bool keeps_seen = r->keeps_seen || r->task == ENGINE_RANK;
+    TRY(session_seen(j->m->s, keeps_seen ? "none" : r->exclude_seen, &w.hides));
     TRY(read_window(j, r, from, &w));
     TRY(read_given_context(j, r));
     int32_t first = j->m->s->max_history - w.n_kept;

@@ -93,6 +93,15 @@ static status read_flag(const place *p, const json_value *v) {
     return OK;
 }
 
+/* true, false, or the actions whose items are left out. */
+static status read_seen(const place *p, const json_value *v) {
+    const char *text = v->type == JSON_STRING ? v->string : v->boolean ? "all" : "none";
+    if (v->type != JSON_BOOL && (v->type != JSON_STRING || text[0] == '\0'))
+        return fail(ERR_USAGE, "%s: expected true or false, or actions as in \"purchase\"", v->key);
+    memcpy(value_of(p), &text, sizeof text);
+    return OK;
+}
+
 static status read_number(const place *p, const json_value *v) {
     return whole_number(v, p->m->min, p->m->max, value_of(p));
 }
@@ -272,7 +281,7 @@ static const member ask_members[] = {
     {"candidates", read_ids, LIST_AT(ask.candidates, ask.n_candidates)},
     {"top_k", read_top_k, .at = 0},
     {"tasks", read_tasks, .at = 0},
-    {"exclude_seen", read_flag, AT(excludes_seen)},
+    {"exclude_seen", read_seen, AT(ask.exclude_seen)},
     RULE("exclude", AT(has_rules)),
     RULES(AT(has_rules)),
     {"deadline_ms", read_number, AT(deadline_ms), .min = 1, .max = MAX_DEADLINE_MS},
@@ -287,14 +296,13 @@ static const member ask_members[] = {
 static status read_ask(arena *a, const char *body, size_t n, engine_task task, request_ask *out) {
     const json_value *root;
     bool is_rank = task == ENGINE_RANK;
-    *out = (request_ask){
-        .ask.task = task, .top_k = is_rank ? 0 : DEFAULT_K, .excludes_seen = !is_rank};
+    *out = (request_ask){.ask.task = task, .top_k = is_rank ? 0 : DEFAULT_K};
     TRY(read_object(a, body, n, &root));
     TRY(read_members(a, root, ask_members, true, out));
     engine_request *q = &out->ask;
     q->has_user = json_member(root, "user") != NULL;
     q->has_history = json_member(root, "history") != NULL;
-    q->keeps_seen = !out->excludes_seen;
+    q->keeps_seen = is_rank;
     q->rules = out->has_rules ? root : NULL;
     q->top_k = (int32_t)(out->top_k != 0 ? out->top_k : (int64_t)q->n_candidates);
     q->deadline_ns = (uint64_t)out->deadline_ms * 1000000;

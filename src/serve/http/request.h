@@ -26,7 +26,7 @@ typedef struct request_ask {
     bool returns_documents; /* rerank */
     /* As sent; `ask` has them in its own units. */
     int64_t top_k, deadline_ms, priority;
-    bool excludes_seen, has_rules;
+    bool has_rules;
 } request_ask;
 
 status request_recommend_read(arena *a, const char *body, size_t n, request_ask *out);

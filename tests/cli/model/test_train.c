@@ -471,7 +471,7 @@ TEST(train_predicts_target_actions) {
     CHECK_CONTAINS(text, "differ in the target actions");
     CHECK_CONTAINS(text, "seen has \"all\", buys has \"buy\"");
     free(text);
-    text = said(0, "recommend buys --history 3,5 -k 10 --format csv");
+    text = said(0, "recommend buys --history 3,5 -k 10 --exclude-seen all --format csv");
     int n = 0, n_bought = 0;
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         int rank, item; /* user,rank,id,score,title,source */
@@ -480,6 +480,22 @@ TEST(train_predicts_target_actions) {
         n_bought += item > 20;
     }
     CHECK(n == 10 && n_bought == 10);
+    free(text);
+    static const char *const rules[][2] = {{"", "40\n"},
+                                           {"--exclude-seen buy", "37\n"},
+                                           {"--exclude-seen all", "31\n"},
+                                           {"--keep-seen", "40\n"}};
+    for (int i = 0; i < 4; i++) {
+        char words[100];
+        snprintf(words, sizeof words, "recommend buys --user 7 -k 40 --format csv --out l %s",
+                 rules[i][0]);
+        free(said(0, words));
+        text = shell(0, "grep -c '^7,' l");
+        CHECK_STR(text, rules[i][1]);
+        free(text);
+    }
+    text = said(2, "recommend buys --user 7 --exclude-seen rent");
+    CHECK_CONTAINS(text, "seen items (all, none, or actions): there is no action 'rent'");
     free(text);
     text = said(2, "train --data shop --out x --target-action sell");
     CHECK_CONTAINS(text, "there is no action 'sell' below 64");

@@ -210,7 +210,23 @@ TEST(engine_filters_keep_the_scores) {
             CHECK(few.items[k].id.number != u.events[i].item.number);
     }
     CHECK(!has_item(&few, 13) && few.n_items < V);
+    engine_answer_release(&few);
+    q.exclude_seen = "4"; /* five stars */
+    few = serve_ask(e, &q);
+    for (size_t i = 0; i < u.n_events; i++) {
+        bool is_hidden = false, is_there = false;
+        for (size_t k = 0; k < u.n_events; k++)
+            is_hidden |=
+                u.events[k].item.number == u.events[i].item.number && u.events[k].action == 4;
+        for (size_t k = 0; k < few.n_items; k++)
+            is_there |= few.items[k].id.number == u.events[i].item.number;
+        CHECK(is_there == (!is_hidden && u.events[i].item.number != 13));
+    }
     engine_user_release(&u);
+    engine_answer_release(&few);
+    q.exclude_seen = "rent";
+    engine_ask(e, &q, &few);
+    CHECK(few.outcome == ENGINE_BAD && strstr(few.error, "no action 'rent'") != NULL);
     engine_answer_release(&few);
     engine_answer_release(&all);
     engine_answer_release(&all); /* twice is fine */

@@ -26,7 +26,8 @@ TEST(request_recommend_has_defaults) {
     arena a;
     request_ask r = good(&a, request_recommend_read, "{\"user\": 7}");
     CHECK(r.ask.task == ENGINE_RECOMMEND && r.ask.has_user && r.ask.user.text == NULL);
-    CHECK(r.ask.user.number == 7 && r.ask.top_k == 10 && !r.ask.keeps_seen && !r.ask.has_history);
+    CHECK(r.ask.user.number == 7 && r.ask.top_k == 10 && r.ask.exclude_seen == NULL &&
+          !r.ask.has_history);
     CHECK_STR(r.model, "");
     arena_fini(&a);
 }
@@ -46,7 +47,7 @@ TEST(request_recommend_reads_all_members) {
     const engine_event *e = &r.ask.history[2];
     CHECK(e->has_time && e->time == 1900000000 && e->time_ns == 250000000 && e->action == 2);
     CHECK(e->id.n == 1 && e->id.text[0] == '9');
-    CHECK(r.ask.top_k == 3 && r.ask.keeps_seen);
+    CHECK(r.ask.top_k == 3 && strcmp(r.ask.exclude_seen, "none") == 0);
     CHECK(json_member(r.ask.rules, "allow")->n_children == 2);
     CHECK(r.ask.deadline_ns == 50000000 && r.ask.priority == -1 && r.wants_why);
     CHECK(r.ask.wants_vector && r.n_tasks == 1 && r.ask.n_extra == 1);
@@ -84,6 +85,7 @@ TEST(request_refuses_with_what_to_do) {
     bad(r, "{\"user\": 7, \"candidates\": [3]}", "/v1/rank");
     bad(r, "{\"history\": [1], \"events\": [{\"item\": 3}]}", "\"history\"");
     bad(r, "{\"user\": 7, \"exclude_seen\": 1}", "true or false");
+    bad(r, "{\"user\": 7, \"exclude_seen\": \"\"}", "actions as in \"purchase\"");
     bad(r, "{\"user\": 7, \"user\": 8}", "not JSON");
 }
 
