@@ -18,6 +18,8 @@
 #   make deb                 Debian packages in build/deb
 #   make dist                one program file for every Linux with glibc 2.28, x86-64 and arm64, in build/dist
 #   make wheel               its Python wheel, manylinux_2_28, in build/dist; WHEEL_ARCH=aarch64 for the other architecture
+#   make wheel-cuda          the wheel with CUDA, which takes NVIDIA's libraries from Python's package index
+#   make image               an OCI image with it, in build/image
 #
 # What is optional (libarchive, libcurl, libmicrohttpd, SQLite, snappy, zstd, zlib, CUDA) is probed by tools/probe.sh at each call; objects are
 # rebuilt when the answer changes.
@@ -178,7 +180,7 @@ TEST_OBJ := $(TEST_SRC:%.c=$B/%.o)
 GOLDEN_OBJ := $(GOLDEN_SRC:tests/golden/%.c=$B/golden/%.o) \
 	$(patsubst %,$B/tests/%.o,device mirror mirror_linear mirror_mol mirror_ops precision)
 
-.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist wheel gpu-test gpu-sanitize
+.PHONY: print-libs all hstu unit tests test-of format lint syntax examples learn fuzz bench check docs site clean install uninstall deb dist wheel wheel-cuda image gpu-test gpu-sanitize
 all: $(if $(filter release,$(VARIANT)),hstu libhstu.a) $B/hstu $B/tests/golden $(if $(MPICC),$B/hstu-mpi.so) $B/hstu-inject.so
 
 hstu: $B/hstu
@@ -387,15 +389,19 @@ check: hstu
 docs: hstu
 	./hstu train --help-config=markdown > docs/config.md
 
-# The documents as a site in build/site; a dead link fails.  The packages are kept in build/site-python.
+# The documents as a site in build/site/VERSION; a dead link fails.  Versions that are there already stay, and pages offer all of
+# them; build/site/index.html leads to the newest.  The packages are kept in build/site-python.
 SITE_PACKAGES := mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocs-same-dir==0.1.5 mkdocstrings-python==2.0.11
 build/site-python/bin/mkdocs:
 	python3 -m venv build/site-python
 	build/site-python/bin/pip install -q --timeout 15 --retries 1 $(SITE_PACKAGES)
 
 site: build/site-python/bin/mkdocs
-	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $< build -q --strict
-	ls build/site/assets/stylesheets/main.*.css >/dev/null
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $< build -q --strict -d 'build/site/$(VERSION)'
+	ls 'build/site/$(VERSION)'/assets/stylesheets/main.*.css >/dev/null
+	cd build/site && ls -d [0-9]*.[0-9]*/ | tr -d / | sort -rV >versions && \
+		sed '1s/.*/[{"version": "&", "title": "&", "aliases": ["latest"]}/; 2,$$s/.*/,{"version": "&", "title": "&", "aliases": []}/; $$s/$$/]/' \
+		versions >versions.json && sed '1!d; s|.*|<!doctype html><meta http-equiv="refresh" content="0; url=&/">|' versions >index.html
 
 # Every op, model and golden vector on a GPU, in every precision with a fixed order of sums; --fast repeats the
 # two precisions that have other kernels without one.
@@ -427,19 +433,27 @@ deb:
 
 # Needs apt-get and Python's package index; tests/dist.sh tries the result.
 dist:
-	tools/dist.sh '$(VERSION)'
+	+tools/dist.sh '$(VERSION)'
 
 # Of a copy, because the build leaves files beside its source.
 WHEEL_ARCH ?= $(MACHINE)
 WHEEL_PYTHON := build/python/bin/python
 WHEEL_TAG := manylinux_2_28_$(WHEEL_ARCH)
 wheel:
-	WITH_LIBRARY=1 tools/dist.sh '$(VERSION)' $(WHEEL_ARCH)
+	+WITH_LIBRARY=1 WITH_CUDA='$(WHEEL_CUDA)' tools/dist.sh '$(VERSION)' $(WHEEL_ARCH)
 	$(WHEEL_PYTHON) -m pip install -q --disable-pip-version-check --timeout 15 --retries 1 build auditwheel
 	rm -rf build/dist/wheel && cp -r python build/dist/wheel
-	HSTU_ROOT='$(CURDIR)' HSTU_LIBRARY='$(CURDIR)/build/dist/$(WHEEL_ARCH)/libhstu.so' HSTU_PLATFORM=$(WHEEL_TAG) SOURCE_DATE_EPOCH=315532800 \
-		$(WHEEL_PYTHON) -m build -q --wheel --outdir build/dist build/dist/wheel
-	$(WHEEL_PYTHON) -m auditwheel show build/dist/hstu-$(VERSION)-py3-none-$(WHEEL_TAG).whl
+	HSTU_ROOT='$(CURDIR)' HSTU_LIBRARY='$(CURDIR)/build/dist/$(WHEEL_ARCH)$(if $(WHEEL_CUDA),-cuda)/libhstu.so' HSTU_PLATFORM=$(WHEEL_TAG) \
+		HSTU_CUDA='$(WHEEL_CUDA)' SOURCE_DATE_EPOCH=315532800 $(WHEEL_PYTHON) -m build -q --wheel --outdir build/dist build/dist/wheel
+	$(WHEEL_PYTHON) -m auditwheel show 'build/dist/hstu-$(VERSION)$(WHEEL_CUDA:%=+cu%)-py3-none-$(WHEEL_TAG).whl'
+
+wheel-cuda:
+	$(if $(NVCC),,$(error make wheel-cuda needs nvcc, which comes with the CUDA toolkit))
+	$(MAKE) wheel WHEEL_CUDA="$$($(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')"
+
+image:
+	+tools/dist.sh '$(VERSION)' $(MACHINE)
+	tools/image.sh '$(VERSION)' $(MACHINE)
 
 clean:
 	rm -rf build hstu libhstu.a

@@ -3,8 +3,9 @@
 They are built without optional libraries but CUDA (MINIMAL=cuda; CUDA=0 in the environment leaves that out) and for any CPU
 of the architecture (ARCH=), so they need the C library alone, with CUDA that of C++, too, and cuBLASLt where a GPU is used.
 The wheel is tagged for the glibc of the machine that builds it.  HSTU_LIBRARY=FILE takes a library that is there already, and
-the program beside it; the wheel is then tagged for Linux only, or as HSTU_PLATFORM says (make wheel).  HSTU_ROOT is the
-repository, where this file is not in it."""
+the program beside it; the wheel is then tagged for Linux only, or as HSTU_PLATFORM says (make wheel).  HSTU_CUDA=13: they have
+CUDA 13, and the wheel depends on NVIDIA's packages (make wheel-cuda).  HSTU_ROOT is the repository, where this file is not
+in it."""
 import os
 import platform
 import re
@@ -19,11 +20,20 @@ from setuptools.dist import Distribution
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.environ.get("HSTU_ROOT") or os.path.dirname(HERE)
 GIVEN = os.environ.get("HSTU_LIBRARY")
+CUDA = os.environ.get("HSTU_CUDA")
 
 
 def version():
     with open(os.path.join(HERE, "hstu", "__init__.py")) as f:
-        return re.search(r'^__version__ = "([^"]+)"', f.read(), re.M).group(1)
+        return re.search(r'^__version__ = "([^"]+)"', f.read(), re.M).group(1) + (f"+cu{CUDA}" if CUDA else "")
+
+
+def nvidia():
+    """What the program opens when it uses a GPU: cuBLASLt (with it comes NVRTC, for tuned plans), NCCL for ranks, CUPTI for
+    profiles.  CUDA's runtime is linked in."""
+    major = int(CUDA) if CUDA else 0
+    names = ("nvidia-cublas", "nvidia-cuda-cupti")
+    return [f"nvidia-nccl-cu{major}"] + [f"{name}>={major},<{major + 1}" for name in names] if CUDA else []
 
 
 def build():
@@ -66,5 +76,5 @@ class BinaryDistribution(Distribution):
         return True
 
 
-setup(version=version(), cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
+setup(version=version(), install_requires=nvidia(), cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel},
       distclass=BinaryDistribution)

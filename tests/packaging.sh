@@ -1,6 +1,6 @@
 #!/bin/bash
 # The files of packaging/, each with the program that reads it: systemd-analyze, kubernetes-validate, promtool, Prometheus,
-# nginx, and the packages of the image in a root of their own.  Programs that are not installed are taken out of Debian's
+# nginx, and the packages of the image in a root of their own.  SECTIONS=oci: the image of `make image`.  Programs that are not installed are taken out of Debian's
 # packages into build/tools; what cannot be had is skipped with a word.
 # Run by ./run test, from the repository's root:  tests/packaging.sh [PROGRAM]
 set -eu
@@ -133,10 +133,21 @@ check_nginx() {
     echo "nginx: TLS, keys, traces"
 }
 
+# serves_and_drains WHAT: process $pid, whose stderr is in the file ready; it fails where port 8080 is in use.
+serves_and_drains() {
+    local code=0
+    for _ in $(seq 600); do grep -qs '^ready: ' ready && break; sleep 0.05; done
+    grep -q "Address already in use\|port 8080" ready && { skip "port 8080 is in use"; return 1; }
+    curl -sf http://127.0.0.1:8080/v1/recommend -d '{"user": 7}' | grep -q '"items":\[{' || { cat ready >&2; fail "$1: it does not answer"; }
+    kill -TERM $pid
+    wait $pid || code=$?
+    [ $code = 0 ] || fail "$1: SIGTERM ends it with $code"
+}
+
 # The second stage of Containerfile.cpu without a registry: its packages, and what they depend on, in a folder; the program
 # in it serves on 0.0.0.0:8080 as there, and drains on SIGTERM.
 check_image() {
-    local packages image=$tools/image code=0 pid
+    local packages image=$tools/image pid
     [ "$(id -u)" = 0 ] && grep -q '^VERSION_ID="12"' /etc/os-release && may_install || { skip "the image's packages need root and Debian 12"; return; }
     packages=$(sed -n '/^FROM.*slim$/,$p' "$root/packaging/container/Containerfile.cpu" | tr -d '\\' | grep -o 'ca-certificates lib.*\|^ *lib[^&]*' | tr '\n' ' ')
     [ -e "$image/done" ] || {
@@ -147,16 +158,78 @@ check_image() {
         unpack "$image" $packages libc6 && touch "$image/done" || { skip "the image's packages cannot be had"; return; }
     }
     rm -rf "$image/data" && mkdir -p "$image/data" && cp -r data run "$image/data" && cp "$program" "$image/hstu"
+    : >ready
     (cd "$image/data" && exec chroot "$image" /hstu serve /data/run --data /data/data --host 0.0.0.0 --port 8080 --device cpu) >out 2>ready &
     pid=$!
     started+=($pid)
-    for _ in $(seq 300); do grep -qs '^ready: ' ready && break; sleep 0.02; done
-    grep -q "Address already in use\|port 8080" ready && { skip "port 8080 is in use"; return; }
-    curl -sf http://127.0.0.1:8080/v1/recommend -d '{"user": 7}' | grep -q '"items":\[{' || { cat ready >&2; fail "image: it does not answer"; }
-    kill -TERM $pid
-    wait $pid || code=$?
-    [ $code = 0 ] || fail "image: SIGTERM ends it with $code"
+    serves_and_drains image || return 0
     echo "image: $(find "$image" -type f | wc -l) files; it serves and drains"
+}
+
+# The image of `make image`: its digests hold, and its command serves as its user, in a chroot, and in podman where that can run.
+check_oci() {
+    local code=0 version pid image=$root/build/image/$(uname -m)
+    version=$(sed -n 's/^#define HSTU_VERSION "\(.*\)"/\1/p' "$root/include/hstu.h")
+    may_install || { skip "HSTU_INSTALL=0: nothing is installed"; return; }
+    [ -e "$root/build/dist/hstu-$version-linux-$(uname -m)" ] || { skip "the image needs the program of make dist"; return; }
+    "$root/tools/image.sh" "$version" >oci 2>&1 || code=$?
+    [ $code != 77 ] || { skip "$(tail -n 1 oci)"; return; }
+    [ $code = 0 ] || { cat oci >&2; fail "make image"; }
+    cat >run.py <<'END'
+import gzip, hashlib, json, os, subprocess, sys
+image, root, data = sys.argv[1:]
+def sha256(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+def blob(at):
+    data = open(f"{image}/blobs/" + at["digest"].replace(":", "/"), "rb").read()
+    assert (len(data), sha256(data)) == (at["size"], at["digest"]), at
+    return data
+manifest = json.loads(blob(json.load(open(f"{image}/index.json"))["manifests"][0]))
+everything = json.loads(blob(manifest["config"]))
+for layer, diff in zip(manifest["layers"], everything["rootfs"]["diff_ids"], strict=True):
+    layer = gzip.decompress(blob(layer))
+    assert sha256(layer) == diff, diff
+    subprocess.run(["tar", "-x", "-C", root], input=layer, check=True)
+if os.getuid() != 0:
+    sys.exit(77)
+subprocess.run(["cp", "-r", *data.split(), f"{root}/data"], check=True)
+config = everything["config"]
+uid, gid = map(int, config["User"].split(":"))
+assert uid > 0 and "8080/tcp" in config["ExposedPorts"], config
+os.chroot(root)
+os.setgroups([])
+os.setgid(gid)
+os.setuid(uid)
+os.chdir(config["WorkingDir"])
+os.execvpe(config["Entrypoint"][0], config["Entrypoint"] + config["Cmd"], dict(word.split("=", 1) for word in config["Env"]))
+END
+    mkdir -p oci-root && chmod -R a+rX data run
+    : >ready
+    python3 run.py "$image" oci-root "data run" >out 2>ready &
+    pid=$!
+    started+=($pid)
+    if [ "$(id -u)" != 0 ]; then
+        code=0 && wait $pid || code=$?
+        [ $code = 77 ] || { cat ready >&2; fail "oci: the layout"; }
+        skip "the image is whole, and a chroot needs root"
+        return
+    fi
+    serves_and_drains oci || return 0
+    echo "oci: $(stat -c %s "$root/build/image/hstu-$version-oci-$(uname -m).tar") bytes; it serves as its user and drains"
+    check_podman "$root/build/image/hstu-$version-oci-$(uname -m).tar" "localhost/hstu:$version"
+}
+check_podman() {
+    local podman limits=(--network host --ulimit nofile=1024:1024 --ulimit nproc=1000:1000)
+    podman=(podman --storage-driver vfs --root "$work/containers" --runroot "$work/running" --cgroup-manager cgroupfs --events-backend none
+        --runtime "$(command -v runc || command -v crun || echo runc)")
+    command -v podman >/dev/null && "${podman[@]}" load -q -i "$1" >out 2>&1 && "${podman[@]}" run --rm "${limits[@]}" "$2" --version >out 2>&1 ||
+        { skip "podman is not here, or may not run here"; return; }
+    : >ready
+    "${podman[@]}" run --name hstu "${limits[@]}" -v "$work/oci-root/data:/data" --read-only "$2" >out 2>ready &
+    pid=$!
+    started+=($pid)
+    serves_and_drains podman || return 0
+    echo "podman: it serves from a read-only root and drains"
 }
 
 cd "$work"

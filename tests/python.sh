@@ -7,6 +7,8 @@
 #   tests/python.sh --wheel  the library that the wheel builds itself (a whole build; CUDA=0 leaves the GPU out) and its tag
 #   tests/python.sh --manylinux   the wheel of `make wheel`: what auditwheel says of it, its installation without a compiler in
 #                                 less than 20 s, and the checks with its own program
+#   tests/python.sh --aarch64     that of WHEEL_ARCH=aarch64, in Debian's Python under qemu, which are unpacked in build/tools
+#   tests/python.sh --cuda        that of `make wheel-cuda`, with NVIDIA's packages, which it must find; a GPU is not needed
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
@@ -15,24 +17,93 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 pip="-m pip install -q --timeout 15 --retries 1 --disable-pip-version-check"
 
+# make_wheel TARGET ARCHITECTURE OPTION...: its path in $wheel, if auditwheel calls it manylinux_2_28.
+make_wheel() {
+    local code=0
+    [ "${HSTU_INSTALL:-1}" != 0 ] || { echo "HSTU_INSTALL=0: nothing is installed" && exit 77; }
+    make "$1" "${@:3}" >"$place/wheel.log" 2>&1 || code=$?
+    ! grep -q '^make dist: .* cannot be had' "$place/wheel.log" || { grep '^make dist: ' "$place/wheel.log" && exit 77; }
+    [ $code = 0 ] || { tail -n 20 "$place/wheel.log" && exit 1; }
+    tr '\n' ' ' <"$place/wheel.log" | grep -q "consistent with the following platform tag: \"manylinux_2_28_$2\"" ||
+        { echo "auditwheel does not call it manylinux_2_28" && exit 1; }
+    wheel=$(sed -n 's/^Successfully built \(.*whl\)$/\1/p' "$place/wheel.log")
+    wheel=$root/build/dist/${wheel:-nothing}
+}
+
 manylinux() {
-    local begin seconds wheel
-    make -s wheel >"$place/wheel.log" 2>&1 || { tail -n 20 "$place/wheel.log" && return 1; }
-    tr '\n' ' ' <"$place/wheel.log" | grep -q "consistent with the following platform tag: \"manylinux_2_28_$(uname -m)\"" ||
-        { echo "auditwheel does not call it manylinux_2_28" && return 1; }
-    wheel=$(echo build/dist/*-manylinux_2_28_"$(uname -m)".whl)
+    local begin seconds
+    make_wheel wheel "$(uname -m)"
     python3 -m venv "$place/fresh"
     begin=$(date +%s%N)
     PATH=/nothing "$place/fresh/bin/python" $pip --no-index "$wheel"
     seconds=$(((($(date +%s%N) - begin)) / 1000000000))
     [ $seconds -lt 20 ] || { echo "pip took $seconds s" && return 1; }
+    "$place/fresh/bin/hstu" doctor | grep -q 'snappy *yes' || { echo "the wheel's program has no snappy" && return 1; }
     (cd "$place" && "$place/fresh/bin/python" "$root/tests/python/check.py" "$place/fresh/bin/hstu" "$place/run")
     echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $seconds s"
 }
-if [ "${1:-}" = --manylinux ]; then
-    manylinux
-    exit
-fi
+
+# The program is a script there, because this machine's kernel cannot start the other one's programs by itself.
+aarch64() {
+    local here=$root/build/tools arm=$root/build/tools/arm64 qemu
+    . tools/debian.sh
+    qemu=$(command -v qemu-aarch64-static) || {
+        qemu=$here/qemu/usr/bin/qemu-aarch64-static
+        [ -e "$qemu" ] || debian_unpack "$here/apt-qemu" "$here/qemu" "$(dpkg --print-architecture)" qemu-user-static
+    } || { echo "qemu-user-static cannot be had here" && exit 77; }
+    [ -e "$arm/done" ] || { debian_unpack "$here/apt-arm64" "$arm" arm64 libc6 libgcc-s1 zlib1g libffi8 libexpat1 \
+        python3.11-minimal libpython3.11-minimal libpython3.11-stdlib && touch "$arm/done"; } || { echo "Debian's packages cannot be had here" && exit 77; }
+    make_wheel wheel aarch64 WHEEL_ARCH=aarch64
+    (cd "$place" && python3 -m zipfile -e "$wheel" packages && cp -r "$root/configs" .)
+    printf '#!/bin/sh\nexec %s -L %s %s/packages/hstu/bin/hstu "$@"\n' "$qemu" "$arm" "$place" >"$place/hstu"
+    chmod +x "$place/hstu" "$place/packages/hstu/bin/hstu"
+    (cd "$place" && ./hstu synth --out data --users 100 --items 60 --mean-len 10 --seed 1 >out 2>&1 && PYTHONHOME=$arm/usr PYTHONPATH=$place/packages \
+        HSTU_PROGRAM=$place/hstu "$qemu" -L "$arm" "$arm/usr/bin/python3.11" - >out 2>&1 <<'END') || { cat "$place/out" && exit 1; }
+import hstu, platform
+assert platform.machine() == "aarch64" and hstu.library_version() == hstu.__version__
+run = hstu.train("configs/demo.gin", data="data", out="run", epochs=1, device="cpu")
+(items,) = hstu.Model(run, data="data", device="cpu").recommend([7], k=5)
+assert len(items) == 5, items
+with hstu.serve(run, data="data", device="cpu") as server:
+    assert len(server.request("/v1/recommend", {"user": 7, "top_k": 5})["items"]) == 5
+END
+    echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes; Python, training and the server under qemu"
+}
+
+cuda() {
+    local library
+    make_wheel wheel-cuda "$(uname -m)"
+    python3 -m venv "$place/fresh"
+    "$place/fresh/bin/python" $pip "$wheel" || { echo "NVIDIA's packages cannot be had here" && exit 77; }
+    ! unzip -l "$wheel" | grep -iE 'lib(cu|nv|nccl)' || { echo "the wheel has NVIDIA's libraries inside" && exit 1; }
+    # Each by its name alone, as program and library open them.
+    for file in hstu/libhstu.so hstu/bin/hstu; do
+        for library in libcublasLt.so.13 libnvrtc.so.13 libcupti.so.13 libnccl.so.2; do
+            found=
+            for folder in $(readelf -d "$place"/fresh/lib/python3*/site-packages/$file | sed -n 's/.*(RUNPATH).*\[\(.*\)\]/\1/p' | tr ':' ' '); do
+                [ ! -e "$(dirname "$place"/fresh/lib/python3*/site-packages/$file)/${folder#\$ORIGIN/}/$library" ] || found=1
+            done
+            [ -n "$found" ] || { echo "$file does not find $library" && exit 1; }
+        done
+    done
+    (cd "$place" && LD_DEBUG=libs fresh/bin/hstu doctor >doctor 2>libs; grep -q "cuBLASLt *[0-9]" doctor && grep -q 'calling init:.*site-packages/.*nvidia/.*libcublasLt' libs) ||
+        { cat "$place/doctor" && echo "the program does not open cuBLASLt of Python's package" && exit 1; }
+    (cd "$place" && fresh/bin/python "$root/tests/python/check.py" "$place/fresh/bin/hstu" "$place/run")
+    [ -e /dev/nvidia0 ] || (cd "$place" && fresh/bin/python - <<'END')
+import hstu
+try:
+    hstu.Table(8, device="cuda")
+    raise SystemExit("a GPU was found where there is none")
+except hstu.Error as e:
+    print(f"without a GPU: {e}")
+END
+    echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes; it finds cuBLASLt, NVRTC, CUPTI and NCCL of Python's packages"
+}
+case ${1:-} in
+--manylinux | --aarch64 | --cuda)
+    "${1#--}"
+    exit ;;
+esac
 if [ "${1:-}" != --wheel ]; then
     [ -e build/release/libhstu.so ] || make -s build/release/libhstu.so >/dev/null
     export HSTU_LIBRARY=$root/build/release/libhstu.so

@@ -509,6 +509,21 @@ run_tensorboard() {
     beside "$label" $python tests/profile/tensorboard.py build/release/hstu
 }
 
+# What `make dist` has built, as a wheel and as an image; wheels for the other architecture and packages take minutes more.
+run_dist() {
+    local label="make dist: one file, glibc 2.28"
+    beside "$label" bash tests/dist.sh
+    beside_end
+    [ "$(cat "$(step_log "$label" | sed 's/log$/code/')")" = 0 ] || return
+    beside "make image: its own user, SIGTERM" env SECTIONS=oci bash tests/packaging.sh
+    beside "make wheel: no compiler, below 20 s" bash tests/python.sh --manylinux
+    beside_end
+    [ -n "${HSTU_TEST_ALL:-}" ] || return 0
+    counted "make wheel WHEEL_ARCH=aarch64, under qemu" bash tests/python.sh --aarch64
+    has nvcc && counted "make wheel-cuda" bash tests/python.sh --cuda
+    counted "make deb: lintian, install, purge" bash tests/deb.sh
+}
+
 # A link that leads nowhere, or an anchor that is not there, ends the build of the site.
 run_site() {
     local label="make site: the documents' links"
@@ -540,12 +555,12 @@ checks() {
         beside "kill -9 of a server, $SERVE_CRASHES times" tools/serve_crash.sh --n "$SERVE_CRASHES"
     fi
     run_site
-    beside "make dist: one file, glibc 2.28" bash tests/dist.sh
     beside "make install, use, make uninstall" bash tests/install.sh
     beside "docs/guide.md, followed" bash tests/guide.sh
     beside "docs/own-data.md, followed" bash tests/guide.sh build/release/hstu docs/own-data.md
     beside "./run setup where dnf installs" bash tests/setup_dnf.sh
     beside_end
+    run_dist
     cat "$(step_log "$rules")"
     add_counts "$LOGS/check.count"
     mark "Python, documents, installation, rules"
