@@ -935,8 +935,8 @@ struct table_ops;
 struct backend {
     const ops *ops;
     const struct table_ops *tables; /* dynamic tables (ops/table.h); NULL: it has none */
-    struct backend *tables_below;   /* the backend that owns `tables`, if it is another one (as in a
-                                       timing layer); or NULL */
+    struct backend *tables_below; /* the backend that owns `tables`, if it is another one (as in the
+                                     tracing layer); or NULL */
     act_type act;
     bool is_host;     /* its memory is the host's: the CPU */
     const char *name; /* "cpu", "cuda:0" */

@@ -534,7 +534,6 @@ static void set_taking(const cupti_sink *sink, int64_t ahead_ns) {
         cupti.failed = OK;
         cupti.n_lost = 0;
         cupti.ahead_ns = ahead_ns;
-        if (sink->begin != NULL) sink->begin(sink->ctx);
     }
     pthread_mutex_unlock(&cupti.lock);
 }
@@ -558,8 +557,8 @@ bool cupti_start(const cupti_sink *sink, unsigned what) {
     return is_on;
 }
 
-status cupti_stop(bool *is_complete, uint64_t *n_lost) {
-    *is_complete = cupti.has_run && cupti_flush();
+status cupti_stop(uint64_t *n_lost) {
+    if (cupti.has_run) (void)cupti_flush();
     hand_over_devices();
     disable();
     unsubscribe();
@@ -611,8 +610,7 @@ bool cupti_set_on(bool is_on) {
     return false;
 }
 
-status cupti_stop(bool *is_complete, uint64_t *n_lost) {
-    *is_complete = false;
+status cupti_stop(uint64_t *n_lost) {
     *n_lost = 0;
     return OK;
 }

@@ -56,7 +56,6 @@ typedef struct gpu_record {
 
 typedef struct cupti_sink {
     void *ctx;
-    void (*begin)(void *ctx); /* before the first record: forget what was before; or NULL */
     status (*add)(void *ctx, const gpu_record *r);
 } cupti_sink;
 
@@ -80,9 +79,9 @@ void cupti_flush_complete(void);
 /* Between start and stop: CUPTI stops to record, and with it to cost time; or goes on. */
 bool cupti_set_on(bool is_on);
 
-/* The same, and ends.  *n_lost: records that CUPTI dropped.  A status that the sink returned is
- * returned here. */
-status cupti_stop(bool *is_complete, uint64_t *n_lost);
+/* Hands over what CUPTI has so far, and ends.  *n_lost: records that CUPTI dropped.  A status that
+ * the sink returned is returned here. */
+status cupti_stop(uint64_t *n_lost);
 
 /* Reads hardware counters of every launch instead, between set_on(true) and set_on(false): records
  * of kind GPU_COUNTERS, on the thread that launches.  Kernels then run one at a time.  Not together

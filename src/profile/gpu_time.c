@@ -1,7 +1,5 @@
 #include "profile/gpu_time.h"
 
-#include "profile/busy.h"
-
 enum { SHORT_GAP_NS = 500 }; /* less than the clocks can tell apart */
 
 /* Spans of the GPU and calls that wait for it by start; calls by correlation. */
@@ -140,6 +138,28 @@ status gpu_idle_advice(const gpu_idle *g, buf *out) {
             TRY(buf_printf(out, "%s%.0f %s\n", advice[i].before, 100 * share, advice[i].after));
     }
     return OK;
+}
+
+static int by_interval(const void *a, const void *b) {
+    const interval *x = a, *y = b;
+    return (x->start_ns > y->start_ns) - (x->start_ns < y->start_ns);
+}
+
+uint64_t interval_join(interval *all, size_t *n) {
+    uint64_t covered_ns = 0;
+    size_t last = 0;
+    if (*n == 0) return 0;
+    qsort(all, *n, sizeof *all, by_interval);
+    for (size_t i = 1; i < *n; i++) {
+        if (all[i].start_ns > all[last].end_ns)
+            all[++last] = all[i];
+        else if (all[i].end_ns > all[last].end_ns)
+            all[last].end_ns = all[i].end_ns;
+    }
+    *n = last + 1;
+    for (size_t i = 0; i < *n; i++)
+        covered_ns += all[i].end_ns - all[i].start_ns;
+    return covered_ns;
 }
 
 /* The time that two lists of joined intervals share. */

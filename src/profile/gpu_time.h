@@ -43,6 +43,13 @@ typedef struct comm_time {
 /* All zero where the recorder has nothing of NCCL. */
 status comm_time_find(comm_time *out, const recorder *r);
 
+typedef struct interval {
+    uint64_t start_ns, end_ns; /* end >= start */
+} interval;
+
+/* Sorts intervals and joins those that touch: *n are left.  Returns the time they cover. */
+uint64_t interval_join(interval *all, size_t *n);
+
 /* How much of what the host has asked for has not begun yet, over time. */
 typedef struct queue_point {
     uint64_t ns;

@@ -68,7 +68,7 @@ static void note(const char *text) {
 
 /* This and the next are called with control locked. */
 static void start_recording(void) {
-    const cupti_sink sink = {NULL, NULL, add_record};
+    const cupti_sink sink = {NULL, add_record};
     injected.is_wanted = true;
     if (!injected.has_cuda || injected.is_recording) return;
     injected.is_recording = injected.told.has_counters ? cupti_counters_start(&sink)
@@ -89,12 +89,11 @@ static void wait_for_gpu(void) {
 
 static void stop_recording(void) {
     uint64_t n_lost = 0;
-    bool is_complete;
     injected.is_wanted = false;
     if (!injected.is_recording) return;
     wait_for_gpu();
     if (!injected.told.has_counters)
-        (void)cupti_stop(&is_complete, &n_lost);
+        (void)cupti_stop(&n_lost);
     else if (!cupti_counters_stop())
         note(cupti_reason());
     injected.is_recording = false;

@@ -2,36 +2,14 @@
 
 #include "profile/work.h"
 
-enum {
-#define WORK(name, parameters, arguments, test) AT_##name,
-#define CALL(result, name, parameters, arguments, test)
-#define OWN(result, name, parameters, arguments, test)
-#include "ops/ops.def"
-    N_OPS
-};
-
-_Static_assert((int)N_OPS <= (int)TIMED_MAX_OPS, "too many ops");
-
-/* Both layers: one that times ops, and one that records them. */
 typedef struct layer {
     backend *below;
-    bool is_timed;
-    timed_op op[N_OPS]; /* of the timing layer; the rest is the tracing layer's */
-
     traced_options o;
     bool is_taken; /* the ops become part of a graph, and do not run now */
     uint64_t key;  /* of that graph, or of the one that is replayed */
     bool has_key;
     lengths lengths; /* of batches on a GPU */
 } layer;
-
-/* Counts an op that began at start_ns, once the device has finished it. */
-static status count(layer *t, int index, uint64_t start_ns, status st) {
-    if (st == OK) st = t->below->ops->sync(t->below);
-    t->op[index].ns += clock_ns() - start_ns;
-    t->op[index].n_calls++;
-    return st;
-}
 
 /* Attention on a GPU: its pairs, where the batch is known; in a graph they are those of the batch
  * that it is replayed with. */
@@ -85,10 +63,6 @@ static void note_copy(layer *t, backend *be, ...) {
         layer *t = be->state;                                                                      \
         char shape[WORK_SHAPE_BYTES], whole[sizeof #name + WORK_SHAPE_BYTES];                      \
         be = t->below;                                                                             \
-        if (t->is_timed) {                                                                         \
-            uint64_t start = clock_ns();                                                           \
-            return count(t, AT_##name, start, be->ops->name arguments);                            \
-        }                                                                                          \
         op_work w = work_of(WORK_##name, t->o.has_shapes ? shape : NULL, AS_LIST arguments);       \
         bool is_marked =                                                                           \
             begin(t, t->o.has_shapes ? with_shape(whole, sizeof whole, #name, shape) : #name, w);  \
@@ -111,7 +85,6 @@ static void note_alloc(backend *be, ...) {
     static result layer_##name parameters {                                                        \
         layer *t = be->state;                                                                      \
         be = t->below;                                                                             \
-        if (t->is_timed) return be->ops->name arguments;                                           \
         bool is_op = #result[0] == 's' && #result[1] == 't';                                       \
         bool is_marked = is_op && begin(t, #name, (op_work){0});                                   \
         result value = be->ops->name arguments;                                                    \
@@ -130,10 +103,8 @@ static void layer_host_release(backend *be, void *memory) {
 static void layer_release(backend *be, void *memory) {
     layer *t = be->state;
     be = t->below;
-    if (!t->is_timed) {
-        lengths_forget(&t->lengths);
-        range_memory(memory, 0);
-    }
+    lengths_forget(&t->lengths);
+    range_memory(memory, 0);
     be->ops->release(be, memory);
 }
 
@@ -145,11 +116,10 @@ static status layer_set_precision(backend *be, act_type act, bool is_tf32) {
     return OK;
 }
 
-/* The timing layer lets nothing be recorded, so that every op is seen. */
 static status layer_record(backend *be, uint64_t key, record_state *out) {
     layer *t = be->state;
     *out = RECORD_RUN;
-    if (t->is_timed || t->o.has_no_graphs) return OK;
+    if (t->o.has_no_graphs) return OK;
     TRY(t->below->ops->record(t->below, key, out));
     t->is_taken = *out == RECORD_TAKE;
     t->has_key = *out != RECORD_RUN;
@@ -162,7 +132,7 @@ static status layer_record(backend *be, uint64_t key, record_state *out) {
 /* Where a graph was recorded, this also launches it. */
 static status layer_record_end(backend *be) {
     layer *t = be->state;
-    if (t->is_timed || t->o.has_no_graphs) return OK;
+    if (t->o.has_no_graphs) return OK;
     t->is_taken = false;
     recorder *r = t->o.recorder;
     op_mark m = {.index = recorder_begin(r, SPAN_OP, "record_end", -1), .name = -1};
@@ -184,12 +154,12 @@ static const ops layer_table = {
 
 static void destroy(backend *be) {
     layer *t = be->state;
-    if (!t->is_timed) backend_destroy(t->below);
+    backend_destroy(t->below);
     lengths_fini(&t->lengths);
     MEM_FREE(t, be);
 }
 
-static status create(backend **out, backend *below, bool is_timed, const traced_options *o) {
+status traced_create(backend **out, backend *below, const traced_options *o) {
     backend *be;
     layer *t = NULL;
     *out = NULL;
@@ -200,7 +170,6 @@ static status create(backend **out, backend *below, bool is_timed, const traced_
         return st;
     }
     t->below = below;
-    t->is_timed = is_timed;
     t->o = *o;
     *be = *below;
     be->ops = &layer_table;
@@ -209,36 +178,4 @@ static status create(backend **out, backend *below, bool is_timed, const traced_
     be->destroy = destroy;
     *out = be;
     return OK;
-}
-
-status traced_create(backend **out, backend *below, const traced_options *o) {
-    return create(out, below, false, o);
-}
-
-status timed_create(backend **out, backend *below) {
-    static const char *const names[N_OPS] = {
-#define WORK(name, parameters, arguments, test) [AT_##name] = #name,
-#define CALL(result, name, parameters, arguments, test)
-#define OWN(result, name, parameters, arguments, test)
-#include "ops/ops.def"
-    };
-    const traced_options none = {0};
-    TRY(create(out, below, true, &none));
-    (*out)->n_ahead = (*out)->token_bucket = 0; /* every op is waited for, and no step recorded */
-    layer *t = (*out)->state;
-    for (int i = 0; i < N_OPS; i++)
-        t->op[i].name = names[i];
-    return OK;
-}
-
-const timed_op *timed_ops(const backend *be, int *n) {
-    const layer *t = be->state;
-    *n = N_OPS;
-    return t->op;
-}
-
-void timed_reset(backend *be) {
-    layer *t = be->state;
-    for (int i = 0; i < N_OPS; i++)
-        t->op[i].ns = t->op[i].n_calls = 0;
 }

@@ -1,7 +1,6 @@
 #include "profile/profiler.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
 
@@ -97,68 +96,16 @@ bool profile_cost(const profile *p, double *recorded_ns, double *plain_ns) {
     return true;
 }
 
-/* Two CUDA events around what is recorded: the GPU's own measure of that time, to check the records
- * against.  By the driver that the process already has; where there is none, nothing is measured.
- * The device is idle at both, and its context is the calling thread's. */
-static struct {
-    void *driver, *event[2];
-    bool has_begun;
-    int (*create)(void **event, unsigned flags);
-    int (*record)(void *event, void *stream);
-    int (*synchronize)(void *event);
-    int (*elapsed)(float *ms, void *start, void *end);
-} gpu;
-
-static bool find_events(void) {
-    if (gpu.driver != NULL) return true;
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (driver == NULL) return false;
-    *(void **)&gpu.create = dlsym(driver, "cuEventCreate");
-    *(void **)&gpu.record = dlsym(driver, "cuEventRecord");
-    *(void **)&gpu.synchronize = dlsym(driver, "cuEventSynchronize");
-    *(void **)&gpu.elapsed = dlsym(driver, "cuEventElapsedTime");
-    if (gpu.create == NULL || gpu.record == NULL || gpu.synchronize == NULL ||
-        gpu.elapsed == NULL || gpu.create(&gpu.event[0], 0) != 0 ||
-        gpu.create(&gpu.event[1], 0) != 0)
-        return false;
-    gpu.driver = driver; /* the process keeps it anyway, and the events with it */
-    return true;
-}
-
-static void begin_events(void) {
-    gpu.has_begun = find_events() && gpu.record(gpu.event[0], NULL) == 0;
-}
-
-/* The time since then in nanoseconds; 0: not known. */
-static uint64_t end_events(void) {
-    float ms = 0;
-    if (!gpu.has_begun || gpu.record(gpu.event[1], NULL) != 0 ||
-        gpu.synchronize(gpu.event[1]) != 0 || gpu.elapsed(&ms, gpu.event[0], gpu.event[1]) != 0)
-        return 0;
-    gpu.has_begun = false;
-    return (uint64_t)((double)ms * 1e6);
-}
-
-/* One that was not measured spoils the sum. */
-static void end_stretch(profile *p) {
-    uint64_t ns = end_events();
-    p->n_stretches++;
-    if (ns > 0) p->n_measured++;
-    p->event_ns += ns;
-}
-
 static void end_step(void) {
     recorder *r = &current->recorder;
     bool was_on = r->is_on, is_switch = recorder_will_switch(r);
     if (is_switch) wait_for_device();
-    if (is_switch && current->has_gpu && recorder_is_active(r)) end_stretch(current);
     uint64_t end_ns = clock_ns();
     if (is_switch && was_on && current->has_gpu) cupti_flush();
     recorder_step(r, end_ns);
     answer_signals();
     if (is_switch) switch_cupti(current);
     note_step(current, was_on, is_switch, end_ns);
-    if (is_switch && current->has_gpu && recorder_is_active(r)) begin_events();
 }
 
 static const range_watcher watcher = {begin_range, end_range, note_memory, end_step};
@@ -264,7 +211,7 @@ status profiler_start(profile *p, const profiler_options *o) {
     *p = (profile){0};
     memory_log_init(&p->memory);
     recorder_init(&p->recorder, &o->schedule);
-    const cupti_sink sink = {p, NULL, add_record};
+    const cupti_sink sink = {p, add_record};
     p->has_counters = o->has_counters && cupti_counters_start(&sink);
     if (p->has_counters != o->has_counters)
         return fail(ERR_UNSUPPORTED, "--counters: %s", cupti_reason());
@@ -342,8 +289,7 @@ status profiler_watch(backend **be) {
 }
 
 status profiler_stop(profile *p) {
-    bool is_complete;
-    status st = p->has_gpu ? cupti_stop(&is_complete, &p->n_gpu_lost) : OK;
+    status st = p->has_gpu ? cupti_stop(&p->n_gpu_lost) : OK;
     if (p->has_counters && !cupti_counters_stop())
         snprintf(p->gpu_reason, sizeof p->gpu_reason, "%s", cupti_reason());
     recorder_stop(&p->recorder);

@@ -57,10 +57,8 @@ typedef struct profile {
     bool skips_memsets;         /* there were graphs, so memsets are not among the records */
     step_times recorded, plain; /* steps that were recorded, and those after them that were not */
     uint64_t last_end_ns;       /* of the step before; 0: none that counts */
-    uint64_t event_ns;          /* of the stretches that were kept, by CUDA events */
-    int n_stretches, n_measured;
-    double span_ns;   /* what one recorded span costs, measured */
-    char device[128]; /* of the last backend watched */
+    double span_ns;             /* what one recorded span costs, measured */
+    char device[128];           /* of the last backend watched */
 } profile;
 
 /* ERR_UNSUPPORTED where counters are asked for and cannot be read here. */

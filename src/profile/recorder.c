@@ -112,13 +112,6 @@ bool recorder_will_switch(recorder *r) {
     return changes;
 }
 
-bool recorder_is_active(recorder *r) {
-    pthread_mutex_lock(&r->lock);
-    bool is_active = r->is_on && schedule_at(&r->schedule, r->step) == STEP_ACTIVE;
-    pthread_mutex_unlock(&r->lock);
-    return is_active;
-}
-
 void recorder_step(recorder *r, uint64_t end_ns) {
     pthread_mutex_lock(&r->lock);
     step_state before = schedule_at(&r->schedule, r->step);

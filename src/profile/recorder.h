@@ -175,7 +175,6 @@ const gpu_facts *recorder_gpu(const recorder *r, uint32_t device);
 /* A step has ended: the schedule goes on.  Where recorder_will_switch says that this forgets a
  * warm-up or ends a recording, the records of the GPU must be there before. */
 bool recorder_will_switch(recorder *r);
-bool recorder_is_active(recorder *r);             /* what is recorded now is kept */
 void recorder_step(recorder *r, uint64_t end_ns); /* it ended then, a little before now */
 
 /* Another program's step has ended (nvtx.h); is_kept: it was recorded and no warm-up. */

@@ -320,6 +320,10 @@ status profile_table_sort(profile_table *t, const char *key) {
     return OK;
 }
 
+double profile_table_share(const profile_table *t, const profile_row *row) {
+    return row->value[t->gpu_ns > 0 ? OP_GPU_SHARE : OP_SELF_SHARE] / 100;
+}
+
 /* The tables as text, csv and JSON. */
 
 enum { CELL_BYTES = RECORDER_NAME_BYTES + 64, TORCH_NAME_WIDTH = 55, TORCH_WIDTH = 12 };

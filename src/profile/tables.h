@@ -67,6 +67,9 @@ void profile_table_fini(profile_table *t);
  * total_time, for the others.  ERR_USAGE names the keys of the table. */
 status profile_table_sort(profile_table *t, const char *key);
 
+/* Of a row of key_averages: its part of all self times, those of the GPU where there was one. */
+double profile_table_share(const profile_table *t, const profile_row *row);
+
 /* At most row_limit rows; below 0: all. */
 status profile_table_text(const profile_table *t, int64_t row_limit, buf *out);
 status profile_table_csv(const profile_table *t, int64_t row_limit, buf *out);

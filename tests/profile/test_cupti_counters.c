@@ -21,7 +21,7 @@ static status keep(void *ctx, const gpu_record *r) {
 
 TEST(counters_say_why_there_are_none) {
     device_driver driver;
-    const cupti_sink sink = {NULL, NULL, keep};
+    const cupti_sink sink = {NULL, keep};
     device_driver_ask(&driver);
     if (driver.reason[0] == '\0') SKIP_TEST("here is a GPU");
     CHECK(!cupti_counters_start(&sink));
@@ -52,7 +52,7 @@ TEST(counters_of_a_sum_and_a_product) {
     device_driver driver;
     backend *be;
     void *x = NULL, *y = NULL, *w = NULL;
-    const cupti_sink sink = {NULL, NULL, keep};
+    const cupti_sink sink = {NULL, keep};
     device_driver_ask(&driver);
     if (driver.reason[0] != '\0') SKIP_TEST("%s", driver.reason);
     if (!cupti_counters_start(&sink)) SKIP_TEST("%s", cupti_reason());

@@ -176,3 +176,47 @@ TEST(comm_time_is_hidden_beside_other_work) {
     CHECK_EQ(t.hidden_ns, 1000 + 200 + 3000);
     recorder_fini(&r);
 }
+
+static uint64_t union_ns(interval *all, size_t n) {
+    return interval_join(all, &n);
+}
+
+#define UNION(...)                                                                                 \
+    union_ns((interval[]){__VA_ARGS__}, sizeof((interval[]){__VA_ARGS__}) / sizeof(interval))
+
+TEST(interval_union_counts_time_once) {
+    CHECK_EQ(union_ns(NULL, 0), 0);
+    CHECK_EQ(UNION({10, 30}), 20);
+    CHECK_EQ(UNION({10, 10}), 0);
+    CHECK_EQ(UNION({10, 20}, {30, 35}), 15);
+    CHECK_EQ(UNION({30, 35}, {10, 20}), 15);                      /* in any order */
+    CHECK_EQ(UNION({10, 20}, {20, 30}), 20);                      /* touching */
+    CHECK_EQ(UNION({10, 20}, {15, 30}), 20);                      /* overlapping */
+    CHECK_EQ(UNION({10, 100}, {20, 30}, {40, 50}, {90, 95}), 90); /* one inside the other */
+    CHECK_EQ(UNION({10, 20}, {10, 20}, {10, 15}), 10);
+    CHECK_EQ(UNION({10, 20}, {12, 14}, {18, 25}, {40, 41}, {24, 30}), 21);
+    /* Device clocks count nanoseconds of years. */
+    uint64_t now = UINT64_C(1790000000000000000);
+    CHECK_EQ(UNION({now + 5, now + 9}, {now, now + 6}), 9);
+}
+
+/* Against marks on a line, for all sorts of overlaps. */
+TEST(interval_union_is_that_of_a_drawn_line) {
+    uint32_t seed = 1;
+    for (int round = 0; round < 200; round++) {
+        interval all[24];
+        bool mark[128] = {false};
+        int n = round % 24 + 1, n_marked = 0;
+        for (int i = 0; i < n; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            all[i].start_ns = seed >> 25;
+            all[i].end_ns = all[i].start_ns + (seed >> 8) % 20;
+            if (all[i].end_ns > 128) all[i].end_ns = 128;
+            for (uint64_t t = all[i].start_ns; t < all[i].end_ns; t++)
+                mark[t] = true;
+        }
+        for (int t = 0; t < 128; t++)
+            n_marked += mark[t];
+        CHECK_EQ(union_ns(all, (size_t)n), n_marked);
+    }
+}

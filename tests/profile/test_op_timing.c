@@ -2,47 +2,46 @@
 
 #include "train_test.h"
 
-/* A run through the timing layer computes the same, and its calls are counted. */
-TEST(timed_forwards_and_counts) {
+static uint64_t count(const recorder *r, const char *name) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < r->n_spans; i++)
+        n += r->spans[i].kind == SPAN_OP && strcmp(recorder_name(r, &r->spans[i]), name) == 0;
+    return n;
+}
+
+/* A run through the tracing layer computes the same, and its calls are recorded. */
+TEST(traced_forwards_and_records) {
     bench_top t;
-    backend *timed;
+    backend *cpu, *traced;
+    recorder r;
     session s;
     evaluator *e;
     eval_result plain, through;
-    int n;
     CHECK_OK(top_open(&t, retrieval_gin, NULL, 0, 1));
-    CHECK_OK(timed_create(&timed, t.be));
-    /* `hstu profile -- bench train` has one layer over another: tables belong to the lowest. */
-    backend *over;
-    CHECK_OK(timed_create(&over, timed));
-    CHECK(timed->tables_below == t.be && over->tables_below == t.be);
-    over->destroy(over);
-    CHECK_OK(session_open(&s, t.config, t.data, timed));
+    CHECK_OK(backend_create_cpu(&cpu, NULL));
+    recorder_init(&r, &(recorder_schedule){0});
+    CHECK_OK(traced_create(&traced, cpu, &(traced_options){.recorder = &r}));
+    CHECK(traced->tables_below == cpu);
+    CHECK_OK(session_open(&s, t.config, t.data, traced));
     CHECK_OK(model_init(t.session.model, 3));
     CHECK_OK(model_init(s.model, 3));
     CHECK_OK(evaluator_create(&e, &t.session, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &plain));
     evaluator_destroy(e);
-    timed_reset(timed);
+    recorder_start(&r);
     CHECK_OK(evaluator_create(&e, &s, split_rule_of(SPLIT_LEAVE_ONE_OUT), PART_TEST));
     CHECK_OK(evaluator_run(e, 0, &through));
     evaluator_destroy(e);
+    recorder_stop(&r);
     for (int i = 0; i < plain.n; i++)
         CHECK(plain.item[i].value == through.item[i].value);
-    const timed_op *op = timed_ops(timed, &n);
-    uint64_t n_rank = 0, n_attn = 0, n_update = 0;
-    for (int i = 0; i < n; i++) {
-        CHECK((op[i].n_calls == 0) == (op[i].ns == 0));
-        if (strcmp(op[i].name, "rank") == 0) n_rank = op[i].n_calls;
-        if (strcmp(op[i].name, "attn_fwd") == 0) n_attn = op[i].n_calls;
-        if (strcmp(op[i].name, "update") == 0) n_update = op[i].n_calls;
-    }
-    CHECK(n_rank == 3 && n_attn == 3 && n_update == 0); /* 40 users, 16 at a time, one layer */
-    timed_reset(timed);
-    CHECK_EQ(op[0].n_calls, 0);
+    CHECK_EQ(count(&r, "rank"), 3); /* 40 users, 16 at a time, one layer */
+    CHECK_EQ(count(&r, "attn_fwd"), 3);
+    CHECK_EQ(count(&r, "update"), 0);
     session_close(&s);
-    backend_destroy(timed);
+    backend_destroy(traced);
     backend_destroy(NULL);
+    recorder_fini(&r);
     top_close(&t);
 }
 
@@ -81,7 +80,7 @@ TEST(traced_ops_may_be_kept_from_graphs) {
     recorder_fini(&r);
 }
 
-TEST(timed_bench_train_checks_and_measures) {
+TEST(bench_train_checks_and_measures) {
     char *text;
     FILE *f;
     char path[512];
@@ -95,6 +94,14 @@ TEST(timed_bench_train_checks_and_measures) {
     CHECK_CONTAINS(text, "the slope along the gradient fits to");
     CHECK_CONTAINS(text, "Tokens/s");
     CHECK_CONTAINS(text, "sampled_softmax");
-    CHECK_CONTAINS(text, "(between ops)");
+    free(text);
+    code = test_command(&text,
+                        "ASAN_OPTIONS=detect_leaks=0 %s profile --out %s/p --wait 3 --active 2 "
+                        "--repeat 1 -- bench train --gin-config-file %s --data %s --steps 4 "
+                        "--device cpu",
+                        test_program(), test_folder(), path, synth_folder());
+    if (code != 0) FAIL_TEST("code %d: %s", code, text);
+    CHECK_CONTAINS(text, "sampled_softmax"); /* the shares of its ops */
+    CHECK_CONTAINS(text, "2 steps kept of");
     free(text);
 }

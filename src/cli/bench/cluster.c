@@ -594,7 +594,8 @@ static status measure(bench_args *a, const config *c) {
     train_bench_result r = {0};
     TRY(work_open(&w, NULL, a->device));
     status st = train_bench_data(&w.data, c, w.workers);
-    if (st == OK) st = train_bench_run(c, w.data, w.be, MEASURED_STEPS, &r);
+    if (st == OK) st = train_bench_run(c, w.data, &w.be, MEASURED_STEPS, &r);
+    train_bench_fini(&r);
     work_close(&w);
     a->tflops = r.speed / 1e12;
     a->source = "measured here";

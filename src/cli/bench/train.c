@@ -7,7 +7,9 @@
 #include "cli/bench/bench.h"
 #include "data/synth/synth.h"
 #include "nn/dynamic.h"
+#include "profile/gpu_time.h"
 #include "profile/peak.h"
+#include "profile/tables.h"
 #include "train/loop/generated.h"
 #include "train/loop/trainer.h"
 
@@ -243,92 +245,64 @@ static void take_speed(const bench_loop *l, int64_t n_steps, train_bench_result 
     r->model_mb = count_mb(l);
 }
 
-static int compare_time(const void *a, const void *b) {
-    const timed_op *x = a, *y = b;
-    return (x->ns < y->ns) - (x->ns > y->ns);
+static int64_t n_warm(const backend *be) {
+    return be->is_host ? N_WARM_CPU : N_WARM_GPU;
 }
 
-static void take_shares(const bench_loop *l, train_bench_result *r) {
-    int n;
-    const timed_op *all = timed_ops(l->s.be, &n);
-    for (int i = 0; i < n; i++)
-        if (all[i].n_calls > 0) r->op[r->n_ops++] = all[i];
-    qsort(r->op, (size_t)r->n_ops, sizeof r->op[0], compare_time);
-    r->total_ms = l->seconds * 1e3;
-}
-
-/* Recording does not change how long kernels run, but it changes the gaps between them.  So the
- * kernels' time is compared with that of the steps without recording. */
-static status take_busy(int64_t n_steps, train_bench_result *r) {
-    TRY(busy_end(&r->busy));
-    if (!r->busy.is_known) return OK;
-    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)n_steps;
-    r->idle = fmax(0, 1 - ms / r->ms_per_step);
+/* The weights are drawn within the gradient check. */
+static status measure_speed(bench_loop *l, int64_t n_steps, train_bench_result *r) {
+    TRY(check_gradient(l, &r->slope));
+    TRY(do_steps(l, n_warm(l->s.be)));
+    TRY(do_steps(l, n_steps));
+    take_speed(l, n_steps, r);
     return OK;
 }
 
-typedef enum { FOR_SPEED, FOR_BUSY, FOR_SHARES } purpose;
-
-/* Draws the weights, for FOR_SPEED within the gradient check. */
-static status begin(bench_loop *l, purpose why, train_bench_result *r) {
-    if (why == FOR_SPEED) return check_gradient(l, &r->slope);
-    /* Records must begin before any step is recorded as a graph: busy.h. */
-    if (why == FOR_BUSY) TRY(busy_begin());
-    return model_init(l->s.model, 1);
+static status run_profiled(bench_loop *l, int64_t n_steps) {
+    TRY(model_init(l->s.model, 1));
+    return do_steps(l, n_warm(l->s.be) + n_steps);
 }
 
-static status warm_up(bench_loop *l, purpose why) {
-    backend *be = l->s.be;
-    TRY(do_steps(l, be->is_host || why == FOR_SHARES ? N_WARM_CPU : N_WARM_GPU));
-    if (why == FOR_SHARES) timed_reset(be);
-    return why == FOR_BUSY ? busy_begin() : OK;
-}
-
-static status take(const bench_loop *l, purpose why, int64_t n_steps, train_bench_result *r) {
-    if (why == FOR_BUSY) return take_busy(n_steps, r);
-    if (why == FOR_SPEED)
-        take_speed(l, n_steps, r);
-    else
-        take_shares(l, r);
-    return OK;
-}
-
-/* Runs steps for one purpose, with a model of their own. */
-static status measure_on(const config *c, const seq_file *data, backend *be, purpose why,
-                         int64_t n_steps, train_bench_result *r) {
-    bench_loop l;
-    status st = loop_open(&l, c, data, be, n_steps);
-    if (st == OK) st = begin(&l, why, r);
-    if (st == OK) st = warm_up(&l, why);
-    if (st == OK) st = do_steps(&l, n_steps);
-    if (st == OK) st = take(&l, why, n_steps, r);
-    loop_close(&l);
-    return st;
-}
-
-static status measure_shares(const config *c, const seq_file *data, backend *be, int64_t n_steps,
+/* The same steps of a model of its own, with the profiler that `hstu profile` has. */
+static status measure_shares(const config *c, const seq_file *data, backend **be, int64_t n_steps,
                              train_bench_result *r) {
-    backend *timed;
-    if (!be->is_host) TRY(measure_on(c, data, be, FOR_BUSY, n_steps, r));
-    TRY(timed_create(&timed, be));
-    status st = measure_on(c, data, timed, FOR_SHARES, n_steps, r);
-    backend_destroy(timed);
-    return st;
+    bench_loop l = {0};
+    const profiler_options o = {.schedule = {.wait = n_warm(*be), .active = n_steps, .repeat = 1},
+                                .has_host = true,
+                                .has_gpu = !(*be)->is_host,
+                                .has_memsets = true};
+    status st = profiler_start(&r->profile, &o);
+    if (st == OK) st = profiler_watch(be);
+    if (st == OK) st = loop_open(&l, c, data, *be, n_steps);
+    if (st == OK) st = run_profiled(&l, n_steps);
+    loop_close(&l);
+    status stopped = profiler_stop(&r->profile);
+    r->has_profile = st == OK && stopped == OK;
+    return st == OK ? stopped : st;
 }
 
-/* Only the first model's log lines are shown: the others say the same. */
-status train_bench_run(const config *c, const seq_file *data, backend *be, int64_t n_steps,
+/* Only the first model's log lines are shown: the other says the same. */
+status train_bench_run(const config *c, const seq_file *data, backend **be, int64_t n_steps,
                        train_bench_result *out) {
     log_level level = log_get_level();
+    bench_loop l;
     struct rusage usage;
-    *out = (train_bench_result){.idle = NAN};
-    TRY(measure_on(c, data, be, FOR_SPEED, n_steps, out));
+    *out = (train_bench_result){0};
+    status st = loop_open(&l, c, data, *be, n_steps);
+    if (st == OK) st = measure_speed(&l, n_steps, out);
+    loop_close(&l);
+    TRY(st);
     if (getrusage(RUSAGE_SELF, &usage) == 0) out->peak_mb = (double)usage.ru_maxrss / 1e3;
-    TRY(peak_measure(be, &out->peak));
+    TRY(peak_measure(*be, &out->peak));
+    if (profiler_is_running()) return OK; /* hstu profile -- bench train */
     if (level < LOG_WARN) log_set_level(LOG_WARN);
-    status st = measure_shares(c, data, be, n_steps, out);
+    st = measure_shares(c, data, be, n_steps, out);
     log_set_level(level);
     return st;
+}
+
+void train_bench_fini(train_bench_result *r) {
+    profile_fini(&r->profile);
 }
 
 status train_bench_data(seq_file **out, const config *c, pool *p) {
@@ -336,8 +310,8 @@ status train_bench_data(seq_file **out, const config *c, pool *p) {
     return c->is_benchmark ? generated_open(out, c, p) : synth_open(out, &world, p);
 }
 
-/* Rows of the table of kernels. */
-enum { N_KERNELS = 16 };
+/* Rows of the tables. */
+enum { N_ROWS = 24, N_KERNELS = 16 };
 
 typedef struct bench_args {
     const char *file, *data, *device;
@@ -345,6 +319,16 @@ typedef struct bench_args {
     int64_t n_steps;
     bool is_json, is_deterministic;
 } bench_args;
+
+/* What the GPU computed in a step.  Recording does not change how long kernels run, but it changes
+ * the gaps between them, so this is compared with the steps without it. */
+static double busy_ms(const bench_args *a, const gpu_idle *g) {
+    return (double)g->busy_ns / 1e6 / (double)a->n_steps;
+}
+
+static double idle_of(const bench_args *a, const train_bench_result *r, const gpu_idle *g) {
+    return fmax(0, 1 - busy_ms(a, g) / r->ms_per_step);
+}
 
 static void write_flops(json_writer *j, const flops *f) {
     json_key(j, "flop_per_step");
@@ -362,27 +346,39 @@ static void write_result(json_writer *j, const bench_args *a, const config *c, c
                 FIELD("tokens_per_step", r->tokens_per_step));
     write_flops(j, &r->step);
     JSON_FIELDS(j, FIELD("tflop_per_s", r->speed / 1e12), FIELD("peak_tflop_per_s", r->peak / 1e12),
-                FIELD("part_of_peak", r->speed / r->peak), KNOWN("idle", r->idle));
-    if (r->busy.is_known)
-        json_key_double(j, "busy_ms", (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps);
-    JSON_FIELDS(j, FIELD("gradient_error", r->slope.error),
+                FIELD("part_of_peak", r->speed / r->peak), FIELD("gradient_error", r->slope.error),
                 FIELD("gradient_users", r->slope.n_users), FIELD("model_mb", r->model_mb),
                 FIELD("peak_mb", r->peak_mb));
+}
+
+/* Shares of ranges and ops; milliseconds a step of kernels. */
+static status write_profile(json_writer *j, const bench_args *a, const train_bench_result *r) {
+    profile_table t;
+    gpu_idle g;
+    if (!r->has_profile) return OK;
+    TRY(gpu_idle_find(&g, &r->profile.recorder));
+    if (g.span_ns > 0)
+        JSON_FIELDS(j, FIELD("idle", idle_of(a, r, &g)), FIELD("busy_ms", busy_ms(a, &g)));
+    TRY(profile_table_make(&t, &r->profile.recorder, REPORT_OPS));
     json_key_object(j, "ops");
-    for (int i = 0; i < r->n_ops; i++)
-        json_key_double(j, r->op[i].name, (double)r->op[i].ns / 1e6 / r->total_ms);
+    for (size_t i = 0; i < t.n_rows; i++)
+        json_key_double(j, t.rows[i].name, profile_table_share(&t, &t.rows[i]));
     json_object_close(j);
-    if (!r->busy.is_known) return;
-    json_key_object(j, "kernels");
-    for (int i = 0; i < r->busy.n_top; i++)
-        json_key_double(j, r->busy.top[i].name,
-                        (double)r->busy.top[i].ns / 1e6 / (double)a->n_steps);
-    json_object_close(j);
+    profile_table_fini(&t);
+    TRY(profile_table_make(&t, &r->profile.recorder, REPORT_KERNELS));
+    if (t.n_rows > 0) json_key_object(j, "kernels");
+    for (size_t i = 0; i < t.n_rows; i++)
+        json_key_double(j, t.rows[i].name, t.rows[i].value[1] / 1e6 / (double)a->n_steps);
+    if (t.n_rows > 0) json_object_close(j);
+    profile_table_fini(&t);
+    return OK;
 }
 
 static status print_json(const bench_args *a, const config *c, const work *w,
                          const train_bench_result *r) {
-    write_result(json_line_open(), a, c, w, r);
+    json_writer *j = json_line_open();
+    write_result(j, a, c, w, r);
+    TRY(write_profile(j, a, r));
     return json_line_print();
 }
 
@@ -416,70 +412,54 @@ static void print_flops(const train_bench_result *r) {
            show_flop(text[3], f->projection), show_flop(text[4], f->input + f->head));
 }
 
-static void print_idle(const bench_args *a, const train_bench_result *r) {
-    double ms = (double)r->busy.kernel_busy_ns / 1e6 / (double)a->n_steps;
-    if (r->busy.is_known)
-        printf("  GPU idle    %12.1f %%   of the loop: it computed for %.2f ms a step, in %.0f "
-               "kernels%s\n",
-               100 * r->idle, ms, (double)r->busy.n_kernels / (double)a->n_steps,
-               r->busy.n_lost > 0 ? " at least" : "");
-    else if (r->busy.reason[0] != '\0')
-        printf("  GPU idle    %14s   %s\n", "not known", r->busy.reason);
+static status print_idle(const bench_args *a, const train_bench_result *r) {
+    gpu_idle g;
+    if (!r->has_profile) return OK;
+    TRY(gpu_idle_find(&g, &r->profile.recorder));
+    if (g.span_ns > 0)
+        printf("  GPU idle    %12.1f %%   of the loop: it worked for %.2f ms a step\n",
+               100 * idle_of(a, r, &g), busy_ms(a, &g));
+    else if (strcmp(r->profile.device, "cpu") != 0)
+        printf("  GPU idle    %14s   %s\n", "not known", r->profile.gpu_reason);
+    return OK;
 }
 
-static void print_speed(const bench_args *a, const config *c, const train_bench_result *r) {
+static status print_speed(const bench_args *a, const config *c, const train_bench_result *r) {
     char text[SHOW_BYTES];
     printf("  Tokens/s    %14s\n", show_count(text, (uint64_t)r->tokens_per_s));
     printf("  Step        %11.2f ms   %.0f tokens (%s), mean of %" PRId64 " steps\n",
            r->ms_per_step, r->tokens_per_step, token_kinds(c, r->n_context), a->n_steps);
     print_flops(r);
-    print_idle(a, r);
+    TRY(print_idle(a, r));
     printf("  Memory      %11.0f MB   parameters, their state, activations; %.0f MB peak of the "
            "process\n\n",
            r->model_mb, r->peak_mb);
+    return OK;
 }
 
-static void print_shares(const bench_args *a, const train_bench_result *r,
-                         const show_style *style) {
-    char bar[SHOW_BYTES];
-    double other = r->total_ms, largest = r->n_ops > 0 ? (double)r->op[0].ns / 1e6 : 1;
-    printf("%s  %-18s %9s %7s %7s%s\n", style->bold, "op", "ms/step", "share", "calls",
-           style->plain);
-    for (int i = 0; i < r->n_ops; i++) {
-        double ms = (double)r->op[i].ns / 1e6;
-        other -= ms;
-        printf("  %-18s %9.3f %5.1f %% %7.1f  %s%s%s\n", r->op[i].name, ms / (double)a->n_steps,
-               100 * ms / r->total_ms, (double)r->op[i].n_calls / (double)a->n_steps, style->bar,
-               show_bar(bar, ms / largest, 24), style->plain);
-    }
-    printf("  %-18s %9.3f %5.1f %%\n", "(between ops)", other / (double)a->n_steps,
-           100 * other / r->total_ms);
+static status print_table(const train_bench_result *r, report_kind kind, int64_t n_rows) {
+    profile_table t;
+    buf text = {0};
+    TRY(profile_table_make(&t, &r->profile.recorder, kind));
+    status st = t.n_rows > 0 ? profile_table_text(&t, n_rows, &text) : OK;
+    if (st == OK) printf("%s\n", buf_str(&text));
+    buf_fini(&text);
+    profile_table_fini(&t);
+    return st;
 }
 
-static void print_kernels(const bench_args *a, const train_bench_result *r,
-                          const show_style *style) {
-    const busy_report *b = &r->busy;
-    if (!b->is_known) return;
-    printf("\n%s  %9s %7s %7s  kernel%s\n", style->bold, "ms/step", "share", "calls", style->plain);
-    for (int i = 0; i < b->n_top && i < N_KERNELS; i++) {
-        const busy_kernel *k = &b->top[i];
-        printf("  %9.3f %5.1f %% %7.1f  %s\n", (double)k->ns / 1e6 / (double)a->n_steps,
-               100 * (double)k->ns / (double)b->kernel_busy_ns,
-               (double)k->n_calls / (double)a->n_steps, k->name);
-    }
-}
-
-static void print_text(const bench_args *a, const config *c, const work *w,
-                       const train_bench_result *r) {
+static status print_text(const bench_args *a, const config *c, const work *w,
+                         const train_bench_result *r) {
     show_style style = show_stdout_style();
     printf("%s%s%s, %s, %s in %s, %d threads; the slope along the gradient fits to %.2f %%",
            style.bold, config_model_name(c->model), style.plain, c->file, w->be->name,
            work_dtypes[w->be->act], pool_n_threads(w->workers), 100 * r->slope.error);
     if (r->slope.n_users < c->trainer.train_batch_size) printf(" (of %d users)", r->slope.n_users);
     printf("\n\n");
-    print_speed(a, c, r);
-    print_shares(a, r, &style);
-    print_kernels(a, r, &style);
+    TRY(print_speed(a, c, r));
+    if (!r->has_profile) return OK;
+    TRY(print_table(r, REPORT_OPS, N_ROWS));
+    return print_table(r, REPORT_KERNELS, N_KERNELS);
 }
 
 static status run(const bench_args *a) {
@@ -495,9 +475,9 @@ static status run(const bench_args *a) {
     status st = work_open_as(&w, a->data, a->device, &how);
     if (st == OK) {
         if (a->data == NULL) st = train_bench_data(&w.data, c, w.workers);
-        if (st == OK) st = train_bench_run(c, w.data, w.be, a->n_steps, &r);
-        if (st == OK && a->is_json) st = print_json(a, c, &w, &r);
-        if (st == OK && !a->is_json) print_text(a, c, &w, &r);
+        if (st == OK) st = train_bench_run(c, w.data, &w.be, a->n_steps, &r);
+        if (st == OK) st = a->is_json ? print_json(a, c, &w, &r) : print_text(a, c, &w, &r);
+        train_bench_fini(&r);
         work_close(&w);
     }
     config_destroy(c);

@@ -2,15 +2,14 @@
  *
  * The gradient is checked first, on freshly drawn weights.  Then the trainer's own steps
  * (train/loop/trainer_step.h) are timed; then a large matrix product, for the peak of the device;
- * then steps again: on a GPU with its own records of when it computed what, for its idle time, and
- * with a timing layer, for the shares of the ops. */
+ * then steps again, with the profiler of `hstu profile`, for the shares of the ops and the idle
+ * time of a GPU. */
 #pragma once
 
 #include "data/set/batcher.h"
 #include "model/session.h"
 #include "nn/flops.h"
-#include "profile/busy.h"
-#include "profile/op_timing.h"
+#include "profile/profiler.h"
 
 /* The gradient g of a model compared with its loss, by finite differences.
  *
@@ -37,20 +36,19 @@ typedef struct train_bench_result {
     double tokens_per_s, ms_per_step, tokens_per_step;
     flops step;         /* the mean of the steps */
     double speed, peak; /* FLOP/s of the steps' layers, and of a large matrix product */
-    double idle;        /* share of the time in which nothing was computed; NAN: not known */
-    busy_report busy;   /* of a GPU */
     slope_result slope;
-    int n_context;   /* contextual tokens of a user */
-    double model_mb; /* bytes of backend memory: parameters, optimizer state, activations */
-    double peak_mb;  /* of the process */
-    timed_op op[TIMED_MAX_OPS]; /* by time, most first */
-    int n_ops;
-    double total_ms; /* of the steps with the timing layer */
+    int n_context;    /* contextual tokens of a user */
+    double model_mb;  /* bytes of backend memory: parameters, optimizer state, activations */
+    double peak_mb;   /* of the process */
+    bool has_profile; /* of n_steps more; false where a profile runs already */
+    profile profile;
 } train_bench_result;
 
-/* Checks the gradient and measures n_steps steps of the config on the data. */
-status train_bench_run(const config *c, const seq_file *data, backend *be, int64_t n_steps,
+/* Checks the gradient and measures n_steps steps of the config on the data.  A layer of the
+ * profiler is put over *be. */
+status train_bench_run(const config *c, const seq_file *data, backend **be, int64_t n_steps,
                        train_bench_result *out);
+void train_bench_fini(train_bench_result *r); /* of a failed run, too */
 
 /* The data to use where none is given: what the config's BenchmarkDatasetArgs describe, else a
  * synthetic data set of MovieLens 1M's size.  Nothing is left on disk; seq_file_close closes it. */

@@ -275,11 +275,10 @@ static status drop(void *ctx, const gpu_record *r) {
 
 /* CUPTI is started and stopped; what it says is what `hstu profile` would say. */
 static void ask_cupti(findings *f) {
-    const cupti_sink sink = {NULL, NULL, drop};
+    const cupti_sink sink = {NULL, drop};
     uint64_t n_lost;
-    bool is_complete;
     if (cupti_start(&sink, true)) {
-        (void)cupti_stop(&is_complete, &n_lost);
+        (void)cupti_stop(&n_lost);
         findings_add(f, FOUND_OK, "CUPTI", "records kernels: 'hstu profile' on a GPU");
     } else {
         findings_add(f, FOUND_LACK, "CUPTI", "'hstu profile' sees no kernels: %s", cupti_reason());

@@ -346,11 +346,6 @@ static status tell_idle(const profile *p) {
     if (g.span_ns == 0) return OK;
     log_info("GPU busy %.1f %% of %.3f ms", 100 * (double)g.busy_ns / (double)g.span_ns,
              (double)g.span_ns / 1e6);
-    /* Of several stretches the records span what is between them as well. */
-    if (p->n_stretches == 1 && p->n_measured == 1)
-        log_info(
-            "CUDA events around the recorded steps: %.3f ms, of which the records span %.2f %%",
-            (double)p->event_ns / 1e6, 100 * (double)g.span_ns / (double)p->event_ns);
     for (int i = 0; i < N_GAP_CAUSES; i++)
         if (g.cause[i].n > 0)
             log_info("  idle %.1f %% in %" PRIu64 " gaps: %s",
