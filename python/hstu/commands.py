@@ -188,7 +188,7 @@ def evaluate(run: Optional[Path] = None, *, progress: Optional[bool] = None, **o
 
     >>> e = hstu.evaluate(run, metrics=["HR@5", "NDCG@5"], baselines=True, device="cpu", progress=False)
     >>> sorted(e.metrics), sorted(e.baselines), e.part
-    (['hr@5', 'ndcg@5'], ['item-knn', 'last-week', 'popularity'], 'test')
+    (['hr@5', 'ndcg@5'], ['item-knn', 'last-week', 'markov', 'popularity'], 'test')
     >>> low, high = e.intervals["hr@5"]
     >>> low <= e["hr@5"] <= high
     True

@@ -302,7 +302,7 @@ TEST(trained_unknown_targets_are_misses) {
     uint64_t n = 0;
     split s = split_make(u.t.session.data, split_rule_of(SPLIT_LEAVE_ONE_OUT), SESSION_SPLIT_SEED);
     baseline_config popular = baseline_config_default(u.t.session.data->n_items);
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &popular, NULL, &counts));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &popular, NULL, &counts));
     for (int i = 1; i <= POSITION_MISS; i++)
         n += counts.count[i];
     CHECK(n == WORLD_USERS && counts.count[POSITION_MISS] >= 1);

@@ -31,13 +31,7 @@ static split_part part_of(const eval_args *a) {
     return a->part == 1 ? PART_VALIDATION : PART_TEST;
 }
 
-/* What a recommender without a model reaches on the same users. */
-typedef struct baseline {
-    const char *name;
-    position_counts counts;
-} baseline;
-
-enum { N_BASELINES = 3, WEEK = 7, RANGE_WIDTH = 18 };
+enum { RANGE_WIDTH = 18 };
 
 /* Everything that is printed. */
 typedef struct report {
@@ -45,7 +39,8 @@ typedef struct report {
     const trained *t;
     metric_list metrics;
     eval_result r;
-    baseline *baselines; /* (N_BASELINES), or NULL */
+    /* (N_BASELINES): what a recommender without a model reaches on the same users; or NULL. */
+    position_counts *baselines;
     eval_groups *groups; /* --by, or NULL */
 } report;
 
@@ -59,11 +54,11 @@ static protocol protocol_of(const report *o) {
 static void write_baselines(json_writer *w, const report *o) {
     json_key_object(w, "baselines");
     for (int i = 0; i < N_BASELINES; i++) {
-        json_key_object(w, o->baselines[i].name);
+        json_key_object(w, baseline_names[i]);
         for (int k = 0; k < o->metrics.n; k++) {
             char name[METRIC_NAME_BYTES];
             const metric *m = &o->metrics.item[k];
-            double value = position_counts_metric(&o->baselines[i].counts, m);
+            double value = position_counts_metric(&o->baselines[i], m);
             if (!isnan(value)) json_key_double(w, metric_name(m, name), value);
         }
         json_object_close(w);
@@ -93,7 +88,7 @@ static void print_metrics(const report *o, show_style style) {
     int width = o->baselines != NULL ? RANGE_WIDTH : 0;
     printf("%s  %-14s %8s  %-*s", style.bold, "", "model", width, "95 % over users");
     for (int i = 0; o->baselines != NULL && i < N_BASELINES; i++)
-        printf(" %14s", o->baselines[i].name);
+        printf(" %14s", baseline_names[i]);
     printf("%s\n", style.plain);
     for (int k = 0; k < o->r.n; k++) {
         metric m;
@@ -107,7 +102,7 @@ static void print_metrics(const report *o, show_style style) {
         bool is_parsed =
             o->baselines != NULL && metric_parse(&m, o->r.item[k].name, o->t->config->task) == OK;
         for (int i = 0; is_parsed && i < N_BASELINES; i++) {
-            double value = position_counts_metric(&o->baselines[i].counts, &m);
+            double value = position_counts_metric(&o->baselines[i], &m);
             if (isnan(value))
                 printf(" %14s", "-");
             else
@@ -143,7 +138,6 @@ static status print_text(const report *o) {
 
 static status measure_baselines(report *o, const work *w) {
     const trained *t = o->t;
-    baseline *b = o->baselines;
     split_part part = part_of(o->a);
     split s = split_make(t->session.data, o->a->split.rule, SESSION_SPLIT_SEED);
     baseline_config c = baseline_config_default(t->session.data->n_items);
@@ -151,13 +145,9 @@ static status measure_baselines(report *o, const work *w) {
     c.keeps_seen = o->a->keeps_seen;
     if (t->config->task != TASK_RETRIEVAL)
         return fail(ERR_USAGE, "--baselines: popularity and neighbours are for retrieval models");
-    b[0].name = "popularity";
-    b[1].name = "last-week";
-    b[2].name = "item-knn";
-    TRY(baseline_popularity(&s, part, &c, w->workers, &b[0].counts));
-    TRY(baseline_item_knn(&s, part, &c, w->workers, &b[2].counts));
-    c.last_days = WEEK;
-    return baseline_popularity(&s, part, &c, w->workers, &b[1].counts);
+    for (int i = 0; i < N_BASELINES; i++)
+        TRY(baseline_measure((baseline_kind)i, &s, part, &c, w->workers, &o->baselines[i]));
+    return OK;
 }
 
 /* The metrics of --metrics, or of the config. */
@@ -198,7 +188,7 @@ static status measure(report *o, trained *t, const work *w) {
 }
 
 static status evaluate(eval_args *a, trained *t, const work *w) {
-    static baseline room[N_BASELINES]; /* too large for the stack */
+    static position_counts room[N_BASELINES]; /* too large for the stack */
     static eval_groups groups;
     report o = {.a = a,
                 .t = t,
@@ -330,7 +320,7 @@ status cmd_eval(int argc, char **argv) {
         OPT_INT("--eval-users", &a.eval_users, "N", 1, INT32_MAX, EVAL_USERS_HELP),
         OPT_FLAG("--baselines", &a.has_baselines,
                  "Also evaluate popularity, popularity in the week before the newest training "
-                 "event, and item neighbours on the same users."),
+                 "event, item neighbours and a Markov chain on the same users."),
         OPT_TEXT("--metrics", &a.metrics, "LIST",
                  "Metrics instead of the config's eval_metrics and those that are always added "
                  "(coverage, novelty and diversity at 10, or GAUC and ECE): " METRIC_RETRIEVAL_WORDS

@@ -6,7 +6,9 @@
 #include "model/infer.h"
 #include "model/pass.h"
 
-enum { CHUNK_USERS = 64, CHUNK_ITEMS = 16 };
+enum { CHUNK_USERS = 64, CHUNK_ITEMS = 16, WEEK = 7 };
+
+const char *const baseline_names[N_BASELINES] = {"popularity", "last-week", "item-knn", "markov"};
 
 /* Bytes of all neighbours at most. */
 #define NEIGHBOR_BYTES (UINT64_C(1) << 31)
@@ -32,8 +34,8 @@ typedef struct window {
 /* Scratch memory of a worker; arrays of (n_items + 1) are zero between users. */
 typedef struct worker_state {
     uint8_t *is_seen;  /* (n_items + 1) */
-    float *score;      /* (n_items + 1); item-kNN */
-    uint32_t *touched; /* (n_items): items with a score; item-kNN */
+    float *score;      /* (n_items + 1); of neighbours */
+    uint32_t *touched; /* (n_items): items with a score */
     position_counts counts;
 } worker_state;
 
@@ -47,9 +49,9 @@ struct evaluation {
     bool keeps_seen;
     split_users users;
     position_fn position_of;
-    const uint32_t *place;            /* (n_items + 1): popularity, 0 for the best */
-    const struct neighbor_list *near; /* item-kNN */
-    worker_state *workers;            /* (n_threads) */
+    const uint32_t *place; /* (n_items + 1): popularity, 0 for the best */
+    const struct neighbor_list *near;
+    worker_state *workers; /* (n_threads) */
 };
 
 static window window_of(const evaluation *e, uint64_t user) {
@@ -186,24 +188,6 @@ static int32_t position_by_popularity(const evaluation *e, const window *w, work
     return (int32_t)(place - n_removed) + 1;
 }
 
-status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           position_counts *out) {
-    uint32_t *place = NULL;
-    *out = (position_counts){0};
-    TRY(check_config(s, c));
-    status st = MEM_NEW(&place, (size_t)s->data->n_items + 1);
-    if (st == OK) st = order_items(s, c->last_days, place);
-    evaluation e = {s,
-                    part,
-                    c->max_history,
-                    c->keeps_seen,
-                    .position_of = position_by_popularity,
-                    .place = place};
-    if (st == OK) st = evaluate(&e, false, p, out);
-    mem_free(place);
-    return st;
-}
-
 static uint64_t n_training_events(const split *s, uint64_t user, uint64_t max_events,
                                   event_range *range) {
     if (!split_range(s, PART_TRAIN, user, range)) return 0;
@@ -265,7 +249,40 @@ status incidence_init(incidence *in, const split *s, uint64_t stride, uint64_t m
     return collect_users(in);
 }
 
+/* Pairs of consecutive training events, each as a user who is counted with the first item and has
+ * the second: what an item shares with others are then the pairs that it begins. */
+static status incidence_init_pairs(incidence *in, const split *s, uint64_t max_events) {
+    event_range range;
+    uint64_t n = 0;
+    uint32_t *second;
+    *in = (incidence){.n_items = s->data->n_items};
+    for (uint64_t user = 0; user < s->data->n_users; user++) {
+        uint64_t n_own = n_training_events(s, user, max_events, &range);
+        in->n_users += n_own > 0 ? n_own - 1 : 0;
+    }
+    if (in->n_users > UINT32_MAX)
+        return fail(ERR_UNSUPPORTED, "%s: a Markov chain takes up to 2^32 pairs of events",
+                    s->data->path);
+    TRY(MEM_NEW_RAW(&in->user_begin, (size_t)in->n_users + 1));
+    TRY(MEM_NEW_RAW(&in->item, (size_t)in->n_users));
+    TRY(MEM_NEW_RAW(&second, (size_t)in->n_users));
+    for (uint64_t user = 0; user < s->data->n_users; user++) {
+        uint64_t n_own = n_training_events(s, user, max_events, &range);
+        for (uint64_t row = range.end - n_own; n_own > 0 && row + 1 < range.end; row++, n++) {
+            in->item[n] = s->data->item[row];
+            second[n] = s->data->item[row + 1];
+        }
+    }
+    for (uint64_t i = 0; i <= n; i++)
+        in->user_begin[i] = i;
+    status st = collect_users(in);
+    mem_free(in->item);
+    in->item = second;
+    return st;
+}
+
 typedef struct neighbor_list {
+    bool is_chain; /* of pairs: neighbours come after an item, and only the last one counts */
     int32_t n_most;
     uint32_t *n;   /* (n_items + 1) */
     neighbor *all; /* (n_items + 1, n_most), nearest first */
@@ -335,7 +352,9 @@ static void find_neighbors(const neighbor_job *j, uint32_t item, struct counter 
         uint32_t other = c->touched[i];
         double both = c->n_both[other], product = own * (double)incidence_n_users(j->in, other);
         c->n_both[other] = 0;
-        if (other != item)
+        if (j->near->is_chain)
+            c->candidate[n_found++] = (neighbor){other, (float)both};
+        else if (other != item)
             c->candidate[n_found++] = (neighbor){other, (float)(both / sqrt(product))};
     }
     uint32_t most = (uint32_t)j->near->n_most, n_kept = n_found < most ? n_found : most;
@@ -380,17 +399,18 @@ static status find_all_neighbors(const incidence *in, neighbor_list *near, pool 
 }
 
 static status neighbor_list_init(neighbor_list *near, const split *s, const baseline_config *c,
-                                 pool *p) {
-    uint64_t n = s->data->n_items + 1;
+                                 bool is_chain, pool *p) {
+    uint64_t n = s->data->n_items + 1, max_events = (uint64_t)c->max_events;
     incidence in;
-    *near = (neighbor_list){.n_most = c->n_neighbors};
+    *near = (neighbor_list){.is_chain = is_chain, .n_most = c->n_neighbors};
     if (n > NEIGHBOR_BYTES / sizeof *near->all / (uint64_t)c->n_neighbors)
         return fail(ERR_UNSUPPORTED,
                     "%s: %d neighbours of %llu items take more than 2 GiB; ask for fewer",
                     s->data->path, c->n_neighbors, (unsigned long long)s->data->n_items);
     TRY(MEM_NEW(&near->n, (size_t)n));
     TRY(MEM_NEW_RAW(&near->all, (size_t)(n * (uint64_t)c->n_neighbors)));
-    status st = incidence_init(&in, s, 1, (uint64_t)c->max_events);
+    status st =
+        is_chain ? incidence_init_pairs(&in, s, max_events) : incidence_init(&in, s, 1, max_events);
     if (st == OK) st = find_all_neighbors(&in, near, p);
     incidence_fini(&in);
     return st;
@@ -398,7 +418,7 @@ static status neighbor_list_init(neighbor_list *near, const split *s, const base
 
 static uint32_t add_scores(const neighbor_list *near, const window *w, worker_state *state) {
     uint32_t n_touched = 0;
-    for (uint64_t k = 0; k < w->n; k++) {
+    for (uint64_t k = near->is_chain ? w->n - 1 : 0; k < w->n; k++) {
         uint32_t item = w->item[k];
         const neighbor *list = near->all + (size_t)item * (size_t)near->n_most;
         if (state->is_seen[item] == 2) continue; /* once, however often it is in the window */
@@ -437,20 +457,25 @@ static int32_t position_by_neighbors(const evaluation *e, const window *w, worke
     return (int32_t)n_above + 1;
 }
 
-status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         position_counts *out) {
-    neighbor_list near;
+status baseline_measure(baseline_kind kind, const split *s, split_part part,
+                        const baseline_config *c, pool *p, position_counts *out) {
+    bool is_popular = kind == BASELINE_POPULARITY || kind == BASELINE_LAST_WEEK;
+    neighbor_list near = {0};
+    uint32_t *place = NULL;
     *out = (position_counts){0};
     TRY(check_config(s, c));
-    status st = neighbor_list_init(&near, s, c, p);
+    status st = is_popular ? MEM_NEW(&place, (size_t)s->data->n_items + 1)
+                           : neighbor_list_init(&near, s, c, kind == BASELINE_MARKOV, p);
+    if (st == OK && is_popular)
+        st = order_items(s, kind == BASELINE_LAST_WEEK ? WEEK : c->last_days, place);
     evaluation e = {s,
                     part,
                     c->max_history,
                     c->keeps_seen,
-                    .position_of = position_by_neighbors,
+                    .position_of = is_popular ? position_by_popularity : position_by_neighbors,
+                    .place = place,
                     .near = &near};
-    if (st == OK) st = evaluate(&e, true, p, out);
-    mem_free(near.n);
-    mem_free(near.all);
+    if (st == OK) st = evaluate(&e, !is_popular, p, out);
+    MEM_FREE(place, near.n, near.all);
     return st;
 }

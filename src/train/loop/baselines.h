@@ -3,7 +3,7 @@
  *
  * For each user of the part the last event is the target; the whole catalogue is ranked, except the
  * items among the last max_history events before the target (the model's window), unless
- * keeps_seen; of equal scores the smaller item number comes first.  Both learn from the training
+ * keeps_seen; of equal scores the smaller item number comes first.  All learn from the training
  * part of the split alone.  The same numbers with any number of threads. */
 #pragma once
 
@@ -12,8 +12,8 @@
 
 typedef struct baseline_config {
     int32_t max_history; /* N: events of the window; at least 1 */
-    int32_t n_neighbors; /* item-kNN: kept for an item; at least 1 */
-    int32_t max_events;  /* item-kNN: how many of a user's last training events are used, at
+    int32_t n_neighbors; /* kept for an item; at least 1 */
+    int32_t max_events;  /* of neighbours: how many of a user's last training events are used, at
                             least 1: the work grows with the square, and older ones say little */
     int32_t last_days;   /* popularity: count only events of the last days before the newest
                             training event; 0: all */
@@ -23,16 +23,24 @@ typedef struct baseline_config {
 /* N = 200, 1000 events, and 100 neighbours or as many as 2 GiB hold for so many items. */
 baseline_config baseline_config_default(uint64_t n_items);
 
-/* Score = number of training events of the item, all or those of the last days: events later than
- * the newest one less so many times 24 hours. */
-status baseline_popularity(const split *s, split_part part, const baseline_config *c, pool *p,
-                           position_counts *out);
+/* Score of an item, where w is the window:
+ * popularity, last-week: its training events, all (or those of c->last_days), or those of 7 days.
+ * item-knn: the sum over the items i of w of sim(i, item), where it is among i's nearest
+ *     neighbours: sim(i, j) = users with both / sqrt(users with i * users with j).
+ * markov: how often it came right after the last item of w, where it is among the n_neighbors that
+ *     did so most often: a Markov chain of first order. */
+typedef enum {
+    BASELINE_POPULARITY,
+    BASELINE_LAST_WEEK,
+    BASELINE_ITEM_KNN,
+    BASELINE_MARKOV,
+    N_BASELINES
+} baseline_kind;
+extern const char *const baseline_names[N_BASELINES];
 
-/* Score = sum over the window's items i of sim(i, item), where the item is among i's nearest
- * neighbours: sim(i, j) = users with both / sqrt(users with i * users with j).  ERR_UNSUPPORTED
- * where the neighbours would take more than 2 GiB. */
-status baseline_item_knn(const split *s, split_part part, const baseline_config *c, pool *p,
-                         position_counts *out);
+/* ERR_UNSUPPORTED where the neighbours would take more than 2 GiB. */
+status baseline_measure(baseline_kind kind, const split *s, split_part part,
+                        const baseline_config *c, pool *p, position_counts *out);
 
 /* Who has what: the distinct items of each user's training events, and the users of each item.
  * item-kNN and the diversity of lists come from it. */

@@ -407,7 +407,7 @@ void trainer_note(trainer *t, const char *what, const char *reason) {
 }
 
 /* Item-kNN takes minutes on the largest data sets; `hstu eval --baselines` measures it there. */
-enum { KNN_MAX_EVENTS = 5000000, WEEK = 7 };
+enum { KNN_MAX_EVENTS = 5000000 };
 
 static void write_counts(const trainer *t, const char *name, const position_counts *counts,
                          json_writer *w) {
@@ -429,16 +429,14 @@ static status write_baselines(trainer *t, split_part part, json_writer *w) {
     split s = split_make(t->s->data, t->saved.state.split.rule, SESSION_SPLIT_SEED);
     baseline_config c = baseline_config_default(t->s->data->n_items);
     c.max_history = t->s->max_history;
+    c.keeps_seen = s.rule.target_actions != 0;
     TRY(MEM_NEW(&counts, 1));
-    status st = baseline_popularity(&s, part, &c, p, counts);
-    if (st == OK) write_counts(t, "popularity", counts, w);
-    if (st == OK && t->s->data->n_events <= KNN_MAX_EVENTS) {
-        st = baseline_item_knn(&s, part, &c, p, counts);
-        if (st == OK) write_counts(t, "item-knn", counts, w);
+    status st = OK;
+    for (int i = 0; i < N_BASELINES && st == OK; i++) {
+        if (i == BASELINE_ITEM_KNN && t->s->data->n_events > KNN_MAX_EVENTS) continue;
+        st = baseline_measure((baseline_kind)i, &s, part, &c, p, counts);
+        if (st == OK) write_counts(t, baseline_names[i], counts, w);
     }
-    c.last_days = WEEK;
-    if (st == OK) st = baseline_popularity(&s, part, &c, p, counts);
-    if (st == OK) write_counts(t, "last-week", counts, w);
     mem_free(counts);
     return st;
 }

@@ -248,7 +248,7 @@ status chart_write(const chart *c, buf *out) {
     return buf_text(out, "</svg></figure>\n");
 }
 
-enum { CONFIG_MAX_BYTES = 1 << 24, MAX_CURVES = 4, MAX_BASELINES = 3 };
+enum { CONFIG_MAX_BYTES = 1 << 24, MAX_CURVES = 4, MAX_BASELINES = 4 };
 
 /* The metrics that are drawn: the usual ones the run has, else its first ones. */
 static int choose_metrics(const run_history *h, const char *names[MAX_CURVES]) {

@@ -489,7 +489,9 @@ TEST(eval_prints_its_protocol_and_baselines) {
     free(said(0, "train --gin-config-file m.gin --data data --out run --epochs 2"));
     char *text = said(0, "eval run --data data --metrics HR@5,ndcg@20,PRECISION@5,COVERAGE@10 "
                          "--baselines");
-    CHECK_CONTAINS(text, "model  95 % over users        popularity      last-week       item-knn");
+    CHECK_CONTAINS(
+        text,
+        "model  95 % over users        popularity      last-week       item-knn         markov");
     CHECK_CONTAINS(text, "\n  hr@5 ");
     CHECK_CONTAINS(text, "\n  coverage@10 ");
     CHECK_CONTAINS(text, "  Split     leave-one-out, test part\n");

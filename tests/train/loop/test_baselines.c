@@ -24,7 +24,8 @@ static void open_users(seq_file *data) {
 typedef struct tables {
     bool has[USERS][ITEMS + 1];
     int n_events[ITEMS + 1];
-    float sim[ITEMS + 1][ITEMS + 1]; /* 0 where not a neighbour */
+    float sim[ITEMS + 1][ITEMS + 1];  /* 0 where not a neighbour */
+    float next[ITEMS + 1][ITEMS + 1]; /* how often j comes after i; 0 where not among the most */
 } tables;
 
 static void count(tables *t, const split *s, const baseline_config *c) {
@@ -38,7 +39,9 @@ static void count(tables *t, const split *s, const baseline_config *c) {
         for (uint64_t row = r.begin; row < r.end; row++) {
             t->n_events[s->data->item[row]] +=
                 c->last_days == 0 || s->data->time[row] > newest - 86400 * c->last_days;
-            if (r.end - row <= (uint64_t)c->max_events) t->has[u][s->data->item[row]] = true;
+            if (r.end - row > (uint64_t)c->max_events) continue;
+            t->has[u][s->data->item[row]] = true;
+            if (row + 1 < r.end) t->next[s->data->item[row]][s->data->item[row + 1]]++;
         }
     }
 }
@@ -50,28 +53,37 @@ static float plain_sim(const tables *t, int i, int j) {
     return i == j || both == 0 ? 0 : (float)(both / sqrt(n_i * n_j));
 }
 
-static void find_sims(tables *t, int n_neighbors) {
-    static float all[ITEMS + 1][ITEMS + 1];
-    for (int i = 1; i <= ITEMS; i++)
-        for (int j = 1; j <= ITEMS; j++)
-            all[i][j] = plain_sim(t, i, j);
+static void keep_nearest(float all[ITEMS + 1][ITEMS + 1], int n_neighbors) {
+    static float kept[ITEMS + 1][ITEMS + 1];
     for (int i = 1; i <= ITEMS; i++) {
         for (int j = 1; j <= ITEMS; j++) {
             int n_nearer = 0;
             for (int k = 1; k <= ITEMS; k++)
                 n_nearer += all[i][k] > all[i][j] || (all[i][k] == all[i][j] && k < j);
-            t->sim[i][j] = n_nearer < n_neighbors ? all[i][j] : 0;
+            kept[i][j] = n_nearer < n_neighbors ? all[i][j] : 0;
         }
     }
+    memcpy(all, kept, sizeof kept);
 }
 
-/* Scores of one user: by popularity, or summed over the distinct items of the window. */
-static void score_items(const tables *t, const uint32_t *window, uint64_t n, bool is_knn,
+static void find_neighbors(tables *t, int n_neighbors) {
+    for (int i = 1; i <= ITEMS; i++)
+        for (int j = 1; j <= ITEMS; j++)
+            t->sim[i][j] = plain_sim(t, i, j);
+    keep_nearest(t->sim, n_neighbors);
+    keep_nearest(t->next, n_neighbors);
+}
+
+/* Scores of one user: by popularity, summed over the distinct items of the window, or of its last.
+ */
+static void score_items(const tables *t, const uint32_t *window, uint64_t n, baseline_kind kind,
                         float *score) {
     bool is_done[ITEMS + 1] = {false};
     for (int i = 1; i <= ITEMS; i++)
-        score[i] = is_knn ? 0 : (float)t->n_events[i];
-    for (uint64_t k = 0; is_knn && k < n; k++) {
+        score[i] = kind == BASELINE_POPULARITY ? (float)t->n_events[i]
+                   : kind == BASELINE_MARKOV   ? t->next[window[n - 1]][i]
+                                               : 0;
+    for (uint64_t k = 0; kind == BASELINE_ITEM_KNN && k < n; k++) {
         if (is_done[window[k]]) continue;
         is_done[window[k]] = true;
         for (int i = 1; i <= ITEMS; i++)
@@ -80,11 +92,11 @@ static void score_items(const tables *t, const uint32_t *window, uint64_t n, boo
 }
 
 static int32_t plain_rank(const tables *t, const uint32_t *window, uint64_t n, uint32_t target,
-                          bool is_knn, bool keeps_seen) {
+                          baseline_kind kind, bool keeps_seen) {
     float score[ITEMS + 1];
     bool is_seen[ITEMS + 1] = {false};
     int32_t rank = 1;
-    score_items(t, window, n, is_knn, score);
+    score_items(t, window, n, kind, score);
     for (uint64_t k = 0; k < n && !keeps_seen; k++)
         is_seen[window[k]] = true;
     if (is_seen[target]) return ITEMS + 1;
@@ -94,39 +106,37 @@ static int32_t plain_rank(const tables *t, const uint32_t *window, uint64_t n, u
     return rank;
 }
 
-static void plain_baseline(const split *s, split_part part, const baseline_config *c, bool is_knn,
-                           position_counts *out) {
+static void plain_baseline(const split *s, split_part part, const baseline_config *c,
+                           baseline_kind kind, position_counts *out) {
     static tables t;
     static position_counts counts;
     memset(&t, 0, sizeof t);
     memset(&counts, 0, sizeof counts);
     count(&t, s, c);
-    find_sims(&t, c->n_neighbors);
+    find_neighbors(&t, c->n_neighbors);
     for (uint64_t u = 0; u < USERS; u++) {
         event_range r;
         if (!split_range(s, part, u, &r)) continue;
         uint64_t n = r.end - 1 - r.begin;
         n = n < (uint64_t)c->max_history ? n : (uint64_t)c->max_history;
         const uint32_t *target = s->data->item + r.end - 1;
-        int32_t rank = plain_rank(&t, target - n, n, *target, is_knn, c->keeps_seen);
+        int32_t rank = plain_rank(&t, target - n, n, *target, kind, c->keeps_seen);
         position_counts_add(&counts, &rank, 1, ITEMS);
     }
     *out = counts;
 }
 
 static void check_baselines(const split *s, split_part part, const baseline_config *c) {
-    static position_counts popular, near, want;
-    for (int n_threads = 1; n_threads <= 3; n_threads++) {
+    static const baseline_kind kinds[3] = {BASELINE_POPULARITY, BASELINE_ITEM_KNN, BASELINE_MARKOV};
+    static position_counts got, want;
+    for (int i = 0; i < 9; i++) {
         pool *p;
-        CHECK_OK(pool_create(&p, n_threads));
-        CHECK_OK(baseline_popularity(s, part, c, p, &popular));
-        CHECK_OK(baseline_item_knn(s, part, c, p, &near));
+        CHECK_OK(pool_create(&p, 1 + i / 3));
+        CHECK_OK(baseline_measure(kinds[i % 3], s, part, c, p, &got));
         pool_destroy(p);
-        plain_baseline(s, part, c, false, &want);
+        plain_baseline(s, part, c, kinds[i % 3], &want);
         CHECK(position_counts_metric(&want, &(metric){METRIC_HR, POSITION_LAST}) > 0.3);
-        CHECK(memcmp(&want, &popular, sizeof want) == 0);
-        plain_baseline(s, part, c, true, &want);
-        CHECK(memcmp(&want, &near, sizeof want) == 0);
+        CHECK(memcmp(&want, &got, sizeof want) == 0);
     }
 }
 
@@ -173,18 +183,18 @@ TEST(baselines_last_week_is_seven_days) {
     baseline_config c = baseline_config_default(s.data->n_items);
     c.last_days = 7;
     item[2] = 2, item[5] = 2, item[8] = 3; /* targets: 2 was counted twice, 3 once, 1 not at all */
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &n));
     CHECK(n.count[1] == 3); /* users 0, 1: 2 is first; user 2 has seen 2, and 3 is next */
     item[2] = 3;            /* user 0 has seen 1: 2, 3, 4 remain */
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &n));
     CHECK(n.count[1] == 2 && n.count[2] == 1);
     time[1] = 3 * day + 1, time[3] = 3 * day + 1,
     time[0] = 3 * day + 1; /* now 1 counts three times */
     item[8] = 1;
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &n));
     CHECK(n.count[1] == 2);
     time[1] = time[3] = time[0] = 3 * day; /* and now not at all: 3 comes before it */
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &n));
     CHECK(n.count[1] == 1 && n.count[2] == 2);
     toy_close(&data);
 }
@@ -209,7 +219,7 @@ TEST(baselines_miss_targets_that_are_left_out) {
     view.gaps = &gaps, view.offsets = offsets, view.item = item, view.n_events = KEPT;
     split s = split_make(&view, split_rule_of(SPLIT_BY_USER), 1);
     baseline_config c = baseline_config_default(s.data->n_items);
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &n));
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &n));
     CHECK_EQ(n.count[POSITION_MISS], 3);
     toy_close(&data);
 }
@@ -231,9 +241,11 @@ TEST(baselines_find_what_goes_together) {
     }
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default(s.data->n_items);
-    static position_counts popular, near;
-    CHECK_OK(baseline_popularity(&s, PART_TEST, &c, NULL, &popular));
-    CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
+    static position_counts popular, near, next;
+    CHECK_OK(baseline_measure(BASELINE_POPULARITY, &s, PART_TEST, &c, NULL, &popular));
+    CHECK_OK(baseline_measure(BASELINE_ITEM_KNN, &s, PART_TEST, &c, NULL, &near));
+    CHECK_OK(baseline_measure(BASELINE_MARKOV, &s, PART_TEST, &c, NULL, &next));
+    CHECK(position_counts_metric(&next, &(metric){METRIC_HR, 1}) > 0.9);
     CHECK(position_counts_metric(&near, &(metric){METRIC_HR, 10}) > 0.9 &&
           position_counts_metric(&popular, &(metric){METRIC_HR, 10}) < 0.5);
     toy_close(&data);
@@ -258,7 +270,7 @@ TEST(baselines_find_the_neighbour_of_every_item) {
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default(s.data->n_items);
     static position_counts near;
-    CHECK_OK(baseline_item_knn(&s, PART_TEST, &c, NULL, &near));
+    CHECK_OK(baseline_measure(BASELINE_ITEM_KNN, &s, PART_TEST, &c, NULL, &near));
     CHECK_EQ(near.count[1], 2 * PAIRS);
     toy_close(&data);
 }
@@ -269,33 +281,34 @@ TEST(baselines_refuse_what_they_cannot_do) {
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
     baseline_config c = baseline_config_default(s.data->n_items);
     static position_counts m;
-    CHECK_FAILS(baseline_popularity(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
+    CHECK_FAILS(baseline_measure(BASELINE_POPULARITY, &s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
                 "no validation part");
-    CHECK_FAILS(baseline_item_knn(&s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
+    CHECK_FAILS(baseline_measure(BASELINE_ITEM_KNN, &s, PART_VALIDATION, &c, NULL, &m), ERR_USAGE,
                 "no validation part");
     /* What 'train' and 'eval' ask for always fits. */
     CHECK_EQ(baseline_config_default(1000000).n_neighbors, 100);
     CHECK_EQ(baseline_config_default(9999999).n_neighbors, 26);
     c.n_neighbors = 100000000;
-    CHECK_FAILS(baseline_item_knn(&s, PART_TEST, &c, NULL, &m), ERR_UNSUPPORTED,
+    CHECK_FAILS(baseline_measure(BASELINE_ITEM_KNN, &s, PART_TEST, &c, NULL, &m), ERR_UNSUPPORTED,
                 "more than 2 GiB; ask for fewer");
     c.n_neighbors = 0;
-    CHECK_FAILS(baseline_item_knn(&s, PART_TEST, &c, NULL, &m), ERR_CONFIG, "at least 1");
+    CHECK_FAILS(baseline_measure(BASELINE_ITEM_KNN, &s, PART_TEST, &c, NULL, &m), ERR_CONFIG,
+                "at least 1");
     toy_close(&data);
 }
 
-static status both_baselines(void *ctx) {
+static status all_baselines(void *ctx) {
     baseline_config c = baseline_config_default(((const split *)ctx)->data->n_items);
     static position_counts m;
-    status st = baseline_popularity(ctx, PART_TEST, &c, NULL, &m);
-    if (st == OK) st = baseline_item_knn(ctx, PART_TEST, &c, NULL, &m);
-    return st;
+    for (int i = 0; i < N_BASELINES; i++)
+        TRY(baseline_measure((baseline_kind)i, ctx, PART_TEST, &c, NULL, &m));
+    return OK;
 }
 
 TEST(baselines_survive_out_of_memory) {
     seq_file data;
     open_users(&data);
     split s = split_make(&data, split_rule_of(SPLIT_LEAVE_ONE_OUT), 0);
-    CHECK(oom_at_each_allocation(both_baselines, &s) > 10);
+    CHECK(oom_at_each_allocation(all_baselines, &s) > 10);
     toy_close(&data);
 }
