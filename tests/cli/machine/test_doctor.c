@@ -46,7 +46,7 @@ TEST(doctor_json_is_one_object) {
     CHECK_CONTAINS(products, "x"); /* rows x columns of a tile */
     fit = json_member(root, "fit");
     CHECK(fit != NULL && fit->type == JSON_BOOL && fit->boolean);
-    CHECK_EQ(json_member(root, "libraries")->n_children, 14);
+    CHECK_EQ(json_member(root, "libraries")->n_children, 13);
     const json_value *ranks = json_member(root, "ranks");
     CHECK(ranks != NULL && ranks->type == JSON_BOOL && ranks->boolean);
     CHECK(json_member(root, "gpus")->type == JSON_ARRAY);
