@@ -365,10 +365,9 @@ status cmd_export(int argc, char **argv) {
             "for weights "
             "also npz or pt (torch.load); for events csv (default) or jsonl; onnx means --what "
             "model."),
-        OPT_FLAG(
-            "--external-data", &a.is_apart,
-            "Of onnx: weights in PATH.data beside the model, as they always are where both have "
-            "more than 2 GB."),
+        OPT_FLAG("--external-data", &a.is_apart,
+                 "With onnx: weights in PATH.data beside the model, as they always are "
+                 "where together they exceed 2 GB."),
         OPT_CHOICE(
             "--layout", &a.is_meta, "LAYOUT", layouts,
             "Layout of weights: own (default), as in the checkpoint, or meta, for Meta's "
