@@ -17,6 +17,7 @@ typedef struct moving {
     uint64_t n_erased, n_bad; /* users of the data, and events with strings where ids are numbers */
     const source_request *request;
     int context[CONTEXT_MAX], content[ITEM_CONTENT_MAX]; /* the builder's numbers of features */
+    content_spec spec[ITEM_CONTENT_MAX];                 /* of the data's */
     bool is_given[ITEM_CONTENT_MAX];                     /* --items has the feature, too */
     buf cell; /* values of an item, with CONTENT_SEPARATOR between them */
 } moving;
@@ -123,19 +124,27 @@ static status put_content(moving *m, uint32_t item, const engine_id *id, bool is
     return OK;
 }
 
+/* The kinds of the data's item features, which columns of --items keep. */
+static void describe_content(moving *m) {
+    for (int f = 0; f < m->data->n_content; f++) {
+        const item_content *c = &m->data->content[f];
+        content_spec *spec = &m->spec[f];
+        *spec = (content_spec){.kind = c->number != NULL ? CONTENT_NUMBER : CONTENT_CATEGORY,
+                               .separator = {CONTENT_SEPARATOR}};
+        for (uint64_t i = 1; i <= m->data->n_items && c->number == NULL; i++)
+            if (c->offsets[i + 1] - c->offsets[i] > 1) spec->kind = CONTENT_LIST;
+        memcpy(spec->name, c->name, sizeof spec->name);
+    }
+}
+
 /* Names of features, but for user_id, which the builder makes, and those of side files. */
 static status put_features(moving *m) {
     const seq_file *data = m->data;
     for (int f = 0; f < data->n_content; f++) {
         const item_content *c = &data->content[f];
-        content_spec spec = {.kind = c->number != NULL ? CONTENT_NUMBER : CONTENT_CATEGORY,
-                             .separator = {CONTENT_SEPARATOR}};
-        for (uint64_t i = 1; i <= data->n_items && c->number == NULL; i++)
-            if (c->offsets[i + 1] - c->offsets[i] > 1) spec.kind = CONTENT_LIST;
-        memcpy(spec.name, c->name, sizeof spec.name);
         m->content[f] = builder_find_feature(m->build, true, c->name);
         m->is_given[f] = m->content[f] >= 0;
-        if (!m->is_given[f]) TRY(builder_add_content(m->build, &spec, &m->content[f]));
+        if (!m->is_given[f]) TRY(builder_add_content(m->build, &m->spec[f], &m->content[f]));
     }
     for (int f = m->options.has_user_feature; f < data->n_context; f++) {
         m->context[f] = builder_find_feature(m->build, false, data->context[f].name);
@@ -207,7 +216,13 @@ static status fill(moving *m, pool *p, source_result *out) {
     m->sink = builder_get_sink(m->build, 0);
     out->actions = m->options.actions;
     snprintf(out->item_name, sizeof out->item_name, "item_id");
-    source_job side = {.request = m->request, .build = m->build, .item_name = "item_id", .p = p};
+    source_job side = {.request = m->request,
+                       .build = m->build,
+                       .item_name = "item_id",
+                       .p = p,
+                       .known = m->spec,
+                       .n_known = m->data != NULL ? m->data->n_content : 0};
+    if (m->data != NULL) describe_content(m);
     TRY(job_read_side_tables(&side));
     if (m->request->item_vectors != NULL) TRY(job_read_vectors(&side));
     if (m->data != NULL) TRY(put_catalogue(m));

@@ -473,6 +473,8 @@ static status add_item_feature(side_table *t, const char *text, size_t n) {
     content_spec *spec = &t->content[t->n_content++];
     memcpy(spec->name, name, strlen(name) + 1);
     spec->is_optional = t->features == NULL;
+    for (int i = 0; i < t->job->n_known && copy[m] != ':'; i++)
+        if (strcmp(t->job->known[i].name, name) == 0) spec->kind = t->job->known[i].kind;
     return copy[m] == ':' ? set_kind(spec, copy + m + 1) : OK;
 }
 

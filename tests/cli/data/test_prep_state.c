@@ -333,6 +333,20 @@ TEST(prep_from_a_state_takes_side_files) {
     CHECK(s->n_items == 2 && s->n_content == 2);
     seq_file_close(s);
     check_text("./hstu prep --from-state st --with d --items-id x --out new", 2, "need --items");
+    /* Kinds stay: a code that looks like a number is a category, one tag of many a list. */
+    write_text("i3.csv", "item_id,title,tags,year,code\n9,Nine,e,1980,30\n");
+    free(shell(0,
+               "sed 's/$/,7/; 1s/7$/code/' i.csv > i4.csv; ./hstu prep csv --input e.csv --items "
+               "i4.csv --item-features tags:list,year:number,code:category --out d; ./hstu prep "
+               "--from-state st --with d --items i3.csv --out new"));
+    s = open_data("new");
+    CHECK(s->n_content == 3 && s->content[1].number != NULL && s->content[2].number == NULL);
+    check_content(s, "9", "code", "30");
+    check_content(s, "6", "tags", "c, d");
+    seq_file_close(s);
+    write_text("i3.csv", "item_id,title,year\n9,Nine,old\n");
+    check_text("./hstu prep --from-state st --with d --items i3.csv --out new", 1,
+               "year: 'old' is not a number");
 }
 
 TEST(states_are_refused_in_words) {
