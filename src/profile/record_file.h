@@ -41,7 +41,7 @@ status record_file_read(const char *path, status (*add)(void *ctx, const gpu_rec
 /* What the writer and the reader of record files share: the header and the items. */
 
 /* The size of a record is in the header: a file of another build is refused. */
-#define RECORD_HEADER "hstu records 2, %d bytes\n"
+#define RECORD_HEADER "hstu records 3, %d bytes\n"
 enum { RECORD_HEADER_BYTES = 32, RECORD_MAX_NAME = 4096, RECORD_MAX_NAMES = 1 << 20 };
 enum { RECORD_KEPT_NAMES = 1 << 16 }; /* the writer's limit; one more says that it was reached */
 
@@ -51,11 +51,8 @@ typedef struct item {
     uint32_t kind, bytes; /* of what follows */
 } item;
 
-/* A gpu_record without pointers. */
+/* The pointers of the record mean nothing. */
 typedef struct stored_record {
-    uint64_t start_ns, end_ns, bytes, mark;
-    uint32_t correlation, device, stream, thread, kind;
+    gpu_record record;
     int32_t name; /* the number of the name item, or -1 */
-    float occupancy, tensor;
-    span_launch launch;
 } stored_record;

@@ -37,24 +37,16 @@ static status read_record(reader *r, const uint8_t *bytes, size_t n) {
     stored_record s;
     if (n != sizeof s) return broken(r, "a record has the wrong size");
     memcpy(&s, bytes, sizeof s);
-    bool needs_name = s.kind == GPU_KERNEL || s.kind == GPU_CALL || s.kind == HOST_RANGE ||
-                      s.kind == GPU_COUNTERS;
-    if (s.kind >= GPU_DEVICE || s.name < (needs_name ? 0 : -1) || s.name >= (int64_t)r->n_names ||
-        s.end_ns < s.start_ns)
+    gpu_record g = s.record;
+    bool needs_name = g.kind == GPU_KERNEL || g.kind == GPU_CALL || g.kind == HOST_RANGE ||
+                      g.kind == GPU_COUNTERS;
+    if ((unsigned)g.kind >= GPU_DEVICE || s.name < (needs_name ? 0 : -1) ||
+        s.name >= (int64_t)r->n_names || g.end_ns < g.start_ns)
         return broken(r, "a record is wrong");
-    gpu_record g = {.kind = (gpu_record_kind)s.kind,
-                    .start_ns = s.start_ns,
-                    .end_ns = s.end_ns,
-                    .name = s.name >= 0 ? r->names[s.name] : NULL,
-                    .bytes = s.bytes,
-                    .correlation = s.correlation,
-                    .device = s.device,
-                    .stream = s.stream,
-                    .thread = s.thread,
-                    .mark = s.mark,
-                    .occupancy = s.occupancy,
-                    .tensor = s.tensor,
-                    .launch = s.launch};
+    g.name = s.name >= 0 ? r->names[s.name] : NULL;
+    g.gpu = NULL;
+    g.graph_op = 0; /* graphs are not known by their ops in other programs */
+    g.is_first = g.has_work = false;
     r->out->n_records++;
     return r->add(r->ctx, &g);
 }

@@ -62,20 +62,12 @@ static status intern(record_writer *w, const char *name, int32_t *out) {
 }
 
 status record_writer_add(record_writer *w, const gpu_record *r) {
-    stored_record s = {.start_ns = r->start_ns,
-                       .end_ns = r->end_ns,
-                       .bytes = r->bytes,
-                       .mark = r->mark,
-                       .correlation = r->correlation,
-                       .device = r->device,
-                       .stream = r->stream,
-                       .thread = r->thread,
-                       .kind = (uint32_t)r->kind,
-                       .name = -1,
-                       .occupancy = r->occupancy,
-                       .tensor = r->tensor,
-                       .launch = r->launch};
+    stored_record s;
     if (r->kind == GPU_DEVICE) return put_item(w, ITEM_GPU, r->gpu, sizeof *r->gpu);
+    memset(&s, 0, sizeof s);
+    s.record = *r;
+    s.record.name = NULL;
+    s.name = -1;
     if (r->name != NULL) TRY(intern(w, r->name, &s.name));
     return put_item(w, ITEM_RECORD, &s, sizeof s);
 }

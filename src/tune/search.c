@@ -3,23 +3,7 @@
 #include "base/autotune.h"
 #include "tune/cost_model.h"
 
-static const char *const names[N_SEARCHES] = {"exact", "xgboost", "random", "anneal", "grouped"};
-
-const char *search_name(search_kind kind) {
-    return names[kind];
-}
-
-status search_find(const char *name, search_kind *out) {
-    for (int i = 0; i < N_SEARCHES; i++) {
-        *out = (search_kind)i;
-        if (strcmp(name, names[i]) == 0) return OK;
-    }
-    const char *near = nearest_name(name, names, N_SEARCHES);
-    return fail(ERR_USAGE,
-                "--search %.40s: the searches are exact, xgboost, random, anneal and grouped%s%s%s",
-                name, near != NULL ? "; did you mean '" : "", near != NULL ? near : "",
-                near != NULL ? "'?" : "");
-}
+const char *const search_names[] = {"exact", "xgboost", "random", "anneal", "grouped", NULL};
 
 void search_result_fini(search_result *r) {
     plan_times_fini(&r->measured);

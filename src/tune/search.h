@@ -28,8 +28,7 @@ typedef enum {
     N_SEARCHES
 } search_kind;
 
-const char *search_name(search_kind kind);
-status search_find(const char *name, search_kind *out); /* ERR_USAGE for others */
+extern const char *const search_names[]; /* by kind; ends with NULL */
 
 /* Asked with canonical codes only. */
 typedef struct plan_oracle {

@@ -36,7 +36,6 @@ struct target {
     status (*write)(target *t, void *to, const void *from_host, size_t bytes);
     status (*read)(target *t, void *to_host, const void *from, size_t bytes);
     status (*fill)(target *t, void *to, int byte, size_t bytes);
-    status (*copy)(target *t, void *to, const void *from, size_t bytes); /* within its memory */
     /* Waits for all that was launched. */
     status (*wait)(target *t);
     /* Times run(ctx), which launches only, after a warm-up: seconds of a call, the mean of enough
@@ -71,10 +70,11 @@ void target_destroy(target *t); /* NULL is fine */
 bool target_compiler_version(char *text, size_t n);
 bool target_nvrtc_version(char *text, size_t n);
 
-/* The measured peaks of a target, with which the rates of kernels are compared. */
+/* The measured peaks of a target's backend (profile/peak.h), with which the rates of kernels are
+ * compared; 0: it has none. */
 typedef struct target_peak {
     double bytes_per_s; /* of a large copy, read plus written */
-    double flop_per_s;  /* of a large product of its backend (profile/peak.h); 0: it has none */
+    double flop_per_s;  /* of a large product */
 } target_peak;
 
 /* Needs about 1.4 GB of device memory on a GPU. */

@@ -313,25 +313,6 @@ static status copy(target *t, void *to, const void *from, size_t bytes) {
     return OK;
 }
 
-typedef struct copy_job {
-    char *to;
-    const char *from;
-    size_t bytes, per_chunk;
-} copy_job;
-
-static status copy_chunk(void *ctx, int64_t chunk, int worker) {
-    const copy_job *j = ctx;
-    size_t at = (size_t)chunk * j->per_chunk, left = j->bytes - at;
-    memcpy(j->to + at, j->from + at, left < j->per_chunk ? left : j->per_chunk);
-    return OK;
-}
-
-static status copy_parallel(target *t, void *to, const void *from, size_t bytes) {
-    copy_job j = {to, from, bytes, (size_t)1 << 20};
-    int64_t n = (int64_t)((bytes + j.per_chunk - 1) / j.per_chunk);
-    return pool_run(((cpu_target *)t)->workers, n, copy_chunk, &j);
-}
-
 static status fill(target *t, void *to, int byte, size_t bytes) {
     memset(to, byte, bytes);
     return OK;
@@ -385,7 +366,6 @@ static status create(target **out, backend *be, pool *workers, const kernel_cach
                        .write = copy,
                        .read = copy,
                        .fill = fill,
-                       .copy = copy_parallel,
                        .wait = wait_nothing,
                        .time = time_calls,
                        .destroy = destroy};
@@ -413,38 +393,9 @@ void target_destroy(target *t) {
     if (t != NULL) t->destroy(t);
 }
 
-enum { PEAK_ROUNDS = 7 };
-
-/* Larger than any cache. */
-static const size_t gpu_bytes = (size_t)512 << 20, cpu_bytes = (size_t)128 << 20;
-
-typedef struct peak_job {
-    target *t;
-    void *from, *to;
-    size_t bytes;
-} peak_job;
-
-static status run_copy(void *ctx) {
-    const peak_job *j = ctx;
-    return j->t->copy(j->t, j->to, j->from, j->bytes);
-}
-
-static status measure_copy(target *t, double *out) {
-    peak_job j = {.t = t, .bytes = t->is_cuda ? gpu_bytes : cpu_bytes};
-    double seconds[PEAK_ROUNDS];
-    status st = t->alloc(t, &j.from, j.bytes);
-    if (st == OK) st = t->alloc(t, &j.to, j.bytes);
-    if (st == OK) st = t->fill(t, j.from, 0x3c, j.bytes);
-    if (st == OK) st = t->time(t, run_copy, &j, PEAK_ROUNDS, seconds);
-    t->release_memory(t, j.from);
-    t->release_memory(t, j.to);
-    if (st != OK) return st;
-    *out = 2 * (double)j.bytes / median(seconds, PEAK_ROUNDS);
-    return OK;
-}
-
 status target_peak_measure(target *t, target_peak *out) {
     *out = (target_peak){0};
-    TRY(measure_copy(t, &out->bytes_per_s));
-    return t->be != NULL ? peak_measure(t->be, &out->flop_per_s) : OK;
+    if (t->be == NULL) return OK;
+    TRY(peak_measure_bytes(t->be, &out->bytes_per_s));
+    return peak_measure(t->be, &out->flop_per_s);
 }

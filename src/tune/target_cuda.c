@@ -43,7 +43,6 @@ enum {
     X(cuMemFree_v2, (cu_pointer memory))                                                           \
     X(cuMemcpyHtoD_v2, (cu_pointer to, const void *from, size_t bytes))                            \
     X(cuMemcpyDtoH_v2, (void *to, cu_pointer from, size_t bytes))                                  \
-    X(cuMemcpyDtoDAsync_v2, (cu_pointer to, cu_pointer from, size_t bytes, cu_handle stream))      \
     X(cuMemsetD8Async, (cu_pointer to, unsigned char byte, size_t n, cu_handle stream))            \
     X(cuStreamCreate, (cu_handle * stream, unsigned flags))                                        \
     X(cuStreamDestroy_v2, (cu_handle stream))                                                      \
@@ -339,12 +338,6 @@ static status fill(target *base, void *to, int byte, size_t bytes) {
     return OK;
 }
 
-static status copy(target *base, void *to, const void *from, size_t bytes) {
-    CU(cuMemcpyDtoDAsync_v2((cu_pointer)(uintptr_t)to, (cu_pointer)(uintptr_t)from, bytes,
-                            ((cuda_target *)base)->stream));
-    return OK;
-}
-
 /* Launches the graph n times between two events. */
 static status time_round(cuda_target *t, cu_handle graph, int n, double *out) {
     float ms;
@@ -458,7 +451,6 @@ static status create(target **out, backend *be, int device, act_type act,
                        .write = write_memory,
                        .read = read_memory,
                        .fill = fill,
-                       .copy = copy,
                        .wait = wait_all,
                        .time = time_calls,
                        .destroy = destroy};

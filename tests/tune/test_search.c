@@ -161,13 +161,6 @@ TEST(searches_of_few_known_plans) {
     CHECK_FAILS(search_run(SEARCH_RANDOM, &o, 5, 1, &r), ERR_FORMAT, "no plan times");
 }
 
-TEST(names_of_searches) {
-    search_kind kind;
-    CHECK_OK(search_find("anneal", &kind));
-    CHECK_EQ(kind, SEARCH_ANNEAL);
-    CHECK_FAILS(search_find("rando", &kind), ERR_USAGE, "did you mean 'random'?");
-}
-
 static bool stop(void) {
     return true;
 }

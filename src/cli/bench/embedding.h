@@ -62,8 +62,8 @@ status embed_level_create(embed_bench *b, table_level *l, int64_t slots, int64_t
                           table_memory where);
 void embed_level_destroy(embed_bench *b, table_level *l, table_memory where);
 
-/* find, find_or_insert and insert_or_assign at two loads, find with half of the rows in host
- * memory, and the creation of a table (embedding_keys.c). */
+/* find, find_or_insert and insert_or_assign at two loads, and find with half of the rows in host
+ * memory (embedding_keys.c). */
 status embed_bench_keys(embed_bench *b);
 
 /* Whole steps of one table, and of ten (embedding_steps.c). */

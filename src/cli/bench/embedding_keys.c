@@ -262,20 +262,6 @@ static status measure(keys_ctx *c, verb v, const char *name, const char *size) {
     return embed_bench_report(c->b, &f);
 }
 
-/* The time to create a table of twice the slots. */
-static status bench_creation(embed_bench *b) {
-    char size[32];
-    table_level l;
-    int64_t slots = 2 * embed_bench_slots(b);
-    uint64_t start = clock_ns();
-    status st = embed_level_create(b, &l, slots, embed_bench_row_bytes(b), TABLE_ON_DEVICE);
-    embed_figure f = {
-        .what = "making an empty table", .size = size, .ms = (double)(clock_ns() - start) / 1e6};
-    embed_level_destroy(b, &l, TABLE_ON_DEVICE);
-    snprintf(size, sizeof size, "%.4g M slots", (double)slots / 1e6);
-    return st == OK ? embed_bench_report(b, &f) : st;
-}
-
 /* Counts the new keys of half a pass, so that the load is exact in the middle of a pass. */
 static status bench_loads(keys_ctx *c, const char *size) {
     int64_t slots = c->near.n_buckets * TABLE_SLOTS, n_added = N_BATCHES / 2 * (c->b->n * 4 / 10);
@@ -328,7 +314,6 @@ status embed_bench_keys(embed_bench *b) {
     keys_ctx c = {.b = b, .fresh = FRESH_IDS, .score = FIRST_SCORE};
     c.first = (table_first){FIRST_UNIFORM, rng_make_key(b->salt, RNG_TABLE),
                             (float)table_first_unit(FIRST_UNIFORM, 0.05), 0};
-    TRY(bench_creation(b));
     nn_memory_init(&c.memory, b->be);
     status st = embed_level_create(b, &c.near, embed_bench_slots(b), embed_bench_row_bytes(b),
                                    TABLE_ON_DEVICE);

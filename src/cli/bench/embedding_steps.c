@@ -1,8 +1,7 @@
-/* The bench of dynamic tables: whole steps: dedup, find or insert, staging, update.  Ids follow a
- * power law; ten tables at once, with rows twice as long as elsewhere in this bench, is the
- * workload that dynamicemb and FBGEMM publish.  A step is timed twice: through src/embed, with ids
- * in host memory, table by table; and through the device calls of ops/table.h, with all ids in one
- * table. */
+/* The bench of dynamic tables: whole steps through src/embed, table by table: dedup, find or
+ * insert, staging, update.  Ids are in host memory and follow a power law; ten tables at once, with
+ * rows twice as long as elsewhere in this bench, is the workload that dynamicemb and FBGEMM
+ * publish. */
 #include "cli/bench/embedding.h"
 
 enum { N_TABLES = 10 };
@@ -131,142 +130,7 @@ static status bench_tables(embed_bench *b, int n_tables, status (*run)(tables_ct
     return st;
 }
 
-typedef struct verbs_ctx {
-    embed_bench *b;
-    table_level l;
-    uint64_t *ids;   /* (N_BATCHES, n) on the device, as all below */
-    uint64_t *keys;  /* (n) */
-    int64_t *n_keys; /* (1) */
-    int32_t *inverse, *order, *begin;
-    float *dy, *grad; /* (n, 2 dim) */
-    uint64_t score;
-    nn_memory memory;
-} verbs_ctx;
-
-static const float STEP_RATE = 1e-3f, STEP_GRAD = 0.5f;
-
-static status pool_ids(verbs_ctx *c) {
-    embed_bench *b = c->b;
-    table_pool_args read = {.n = b->n,
-                            .slot = b->slot,
-                            .inverse = c->inverse,
-                            .dim = (int32_t)ten_dim(b),
-                            .y = b->rows};
-    return b->v->pool(b->be, &c->l, &read);
-}
-
-static status step_by_verbs(void *ctx, int round) {
-    verbs_ctx *c = ctx;
-    embed_bench *b = c->b;
-    int32_t dim = (int32_t)ten_dim(b);
-    table_unique_args unique = {
-        b->n, c->ids + round * b->n, c->keys, c->n_keys, c->inverse, c->order, c->begin};
-    table_init_args init = {.dim = dim,
-                            .first = {FIRST_UNIFORM, rng_make_key(1, RNG_TABLE),
-                                      (float)table_first_unit(FIRST_UNIFORM, 0.05), 0}};
-    table_place_args place = {.n = b->n,
-                              .n_real = c->n_keys,
-                              .keys = c->keys,
-                              .is_ordered = true,
-                              .rule = SCORE_SET,
-                              .score = ++c->score,
-                              .stamp = 1,
-                              .evict = EVICT_SMALLEST,
-                              .slot = b->slot,
-                              .is_new = b->is_new,
-                              .counts = b->counts,
-                              .init = &init};
-    table_pool_grad_args grad = {.n = b->n,
-                                 .order = c->order,
-                                 .begin = c->begin,
-                                 .n_groups = b->n,
-                                 .n_real = c->n_keys,
-                                 .dim = dim,
-                                 .dy = c->dy,
-                                 .grad = c->grad};
-    table_update_args update = {.n = b->n,
-                                .n_real = c->n_keys,
-                                .slot = b->slot,
-                                .dim = dim,
-                                .grad = c->grad,
-                                .lr = STEP_RATE,
-                                .step = 1,
-                                .stamp = 1};
-    TRY(b->v->unique(b->be, &unique));
-    TRY(b->v->place(b->be, &c->l, &place));
-    TRY(pool_ids(c));
-    TRY(b->v->pool_grad(b->be, &grad));
-    return b->v->update(b->be, &c->l, &update);
-}
-
-/* Compares the rows before a step and after it: all gradients are equal, so an id's row moves by
- * how often it is in the batch. */
-static status check_step(verbs_ctx *c, embed_figure *f) {
-    embed_bench *b = c->b;
-    int64_t dim = ten_dim(b), n = b->n * dim;
-    float *before, *after;
-    int32_t *inverse, *times;
-    TRY(NN_NEW_HOST(&c->memory, &before, n));
-    TRY(NN_NEW_HOST(&c->memory, &after, n));
-    TRY(NN_NEW_HOST(&c->memory, &inverse, b->n));
-    TRY(NN_NEW_HOST(&c->memory, &times, b->n));
-    TRY(step_by_verbs(c, 0));
-    TRY(b->be->ops->copy_out(b->be, before, b->rows, (size_t)n * sizeof *before));
-    TRY(pool_ids(c));
-    TRY(b->be->ops->copy_out(b->be, after, b->rows, (size_t)n * sizeof *after));
-    TRY(b->be->ops->copy_out(b->be, inverse, c->inverse, (size_t)b->n * sizeof *inverse));
-    for (int64_t i = 0; i < b->n; i++)
-        times[inverse[i]]++;
-    for (int64_t i = 0; i < n; i++) {
-        float want = before[i] - STEP_RATE * STEP_GRAD * (float)times[inverse[i / dim]];
-        f->n_wrong += !(fabsf(after[i] - want) <= 1e-6f * (1 + fabsf(want)));
-    }
-    f->n_checked = n;
-    return OK;
-}
-
-/* The high bits of an id are the number of its table. */
-static status make_verbs(verbs_ctx *c) {
-    embed_bench *b = c->b;
-    nn_memory *m = &c->memory;
-    int64_t n = b->n, n_ids = N_BATCHES * n, n_grad = n * ten_dim(b);
-    uint64_t *ids;
-    float *dy;
-    TRY(NN_NEW(m, &c->ids, n_ids));
-    TRY(NN_NEW(m, &c->keys, n));
-    TRY(NN_NEW(m, &c->n_keys, 1));
-    TRY(NN_NEW(m, &c->inverse, n));
-    TRY(NN_NEW(m, &c->order, n));
-    TRY(NN_NEW(m, &c->begin, n + 1));
-    TRY(NN_NEW(m, &c->dy, n_grad));
-    TRY(NN_NEW(m, &c->grad, n_grad));
-    TRY(NN_NEW_HOST(m, &ids, n_ids));
-    TRY(NN_NEW_HOST(m, &dy, n_grad));
-    draw_zipf(b, ids, n_ids, c->l.n_buckets * TABLE_SLOTS / N_TABLES);
-    for (int64_t i = 0; i < n_ids; i++)
-        ids[i] = ids[i] >> 16 | (uint64_t)(i % n * N_TABLES / n) << 48;
-    for (int64_t i = 0; i < n_grad; i++)
-        dy[i] = STEP_GRAD;
-    TRY(b->be->ops->copy_in(b->be, c->ids, ids, (size_t)n_ids * sizeof *ids));
-    return b->be->ops->copy_in(b->be, c->dy, dy, (size_t)n_grad * sizeof *dy);
-}
-
-static status bench_verbs(embed_bench *b) {
-    verbs_ctx c = {.b = b};
-    embed_figure f = {.what = "10 tables in one, SGD by verbs", .size = ""};
-    int64_t row_bytes = ten_dim(b) * 4 + (ten_dim(b) % 4 != 0) * 8;
-    nn_memory_init(&c.memory, b->be);
-    status st = embed_level_create(b, &c.l, embed_bench_slots(b) / 2, row_bytes, TABLE_ON_DEVICE);
-    if (st == OK) st = make_verbs(&c);
-    if (st == OK) st = check_step(&c, &f);
-    if (st == OK) st = embed_bench_time(b, step_by_verbs, &c, f);
-    embed_level_destroy(b, &c.l, TABLE_ON_DEVICE);
-    nn_memory_fini(&c.memory);
-    return st;
-}
-
 status embed_bench_steps(embed_bench *b) {
     TRY(bench_tables(b, 1, run_one));
-    TRY(bench_tables(b, N_TABLES, run_ten));
-    return bench_verbs(b);
+    return bench_tables(b, N_TABLES, run_ten);
 }

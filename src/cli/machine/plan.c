@@ -346,9 +346,10 @@ static const char *row_name(const kernel_row *row) {
 static void print_shares(const kernel_row *row, const target_peak *peak) {
     double bytes = row->bytes / row->ms * 1e3, flops = row->flops / row->ms * 1e3;
     char text[32];
+    if (peak->bytes_per_s <= 0) return;
     human_bytes(text, sizeof text, peak->bytes_per_s);
     printf("        %.0f %% of %s/s of copies", 100 * bytes / peak->bytes_per_s, text);
-    if (flops > 0 && peak->flop_per_s > 0)
+    if (flops > 0)
         printf(", %.0f %% of %.0f GFLOP/s of products", 100 * flops / peak->flop_per_s,
                peak->flop_per_s * 1e-9);
     printf("\n");
@@ -416,11 +417,9 @@ static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
     JSON_FIELDS(w, FIELD("start", row->k->first + 1), FIELD("end", row->k->last + 1),
                 FIELD("template", row_name(row)), FIELD("ms", row->ms), FIELD("bytes", row->bytes),
                 FIELD("flop", row->flops));
-    if (a->has_report) {
-        json_key_double(w, "share_of_copies", row->bytes / row->ms * 1e3 / peak->bytes_per_s);
-        if (peak->flop_per_s > 0)
-            json_key_double(w, "share_of_products", row->flops / row->ms * 1e3 / peak->flop_per_s);
-    }
+    if (a->has_report && peak->bytes_per_s > 0)
+        JSON_FIELDS(w, FIELD("share_of_copies", row->bytes / row->ms * 1e3 / peak->bytes_per_s),
+                    FIELD("share_of_products", row->flops / row->ms * 1e3 / peak->flop_per_s));
     if (row->tile.library != GENERATED) json_key_int(w, "library", row->tile.library);
     if (a->has_report && row->k->from != TEMPLATE_HAND_WRITTEN && row->tile.library == GENERATED) {
         JSON_FIELDS(w, FIELD("tile_m", row->tile.tile_m), FIELD("tile_n", row->tile.tile_n),

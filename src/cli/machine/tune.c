@@ -95,7 +95,7 @@ static status write_table(const report_data *d, buf *page) {
     for (int kind = 0; kind < N_SEARCHES; kind++) {
         const search_row *r = &d->out->row[kind];
         TRY(buf_text(page, "<tr>"));
-        TRY(page_text(page, search_name((search_kind)kind), "td"));
+        TRY(page_text(page, search_names[kind], "td"));
         if (r->has_run) TRY(page_number(page, r->best_ms, "td", "%.4f"));
         for (int m = 0; m < REPORT_MARKS && r->has_run; m++)
             TRY(page_number(page, 100 * r->regret[m], "td", "%.2f %%"));
@@ -112,10 +112,8 @@ static status write_page(const report_data *d, const char *from, buf *page) {
     int n = 0;
     for (int kind = 0; kind < N_SEARCHES; kind++)
         if (d->out->row[kind].has_run)
-            curves[n++] = (curve){.name = search_name((search_kind)kind),
-                                  .x = d->x,
-                                  .y = d->curve[kind],
-                                  .n = (size_t)d->budget};
+            curves[n++] = (curve){
+                .name = search_names[kind], .x = d->x, .y = d->curve[kind], .n = (size_t)d->budget};
     curves[n++] =
         (curve){.name = "fastest known", .x = flat_x, .y = flat_y, .n = 2, .is_dashed = true};
     chart best = {.title = "Best plan so far, ms (mean of 5 seeds)",
@@ -271,7 +269,8 @@ enum { ROUNDS = 5, EXACT_ROUNDS = 3, EXACT_CHECKS = 150 };
 
 typedef struct tune_args {
     plan_args common;
-    const char *search, *replay, *out, *report;
+    const char *replay, *out, *report;
+    int search; /* search_kind */
     exact_options exact;
     int budget;
     bool is_json;
@@ -505,12 +504,10 @@ static status tune_exact(source *s, const tune_args *a) {
 }
 
 static status tune_on(source *s, const tune_args *a, const plan_oracle *o) {
-    search_kind kind;
     search_result r;
-    TRY(search_find(a->search, &kind));
-    if (kind == SEARCH_EXACT && a->replay == NULL) return tune_exact(s, a);
-    TRY(search_run(kind, o, a->budget, a->exact.seed, &r));
-    found_plan f = {.best = r.best, .search = search_name(kind), .n_measured = r.measured.n};
+    if (a->search == SEARCH_EXACT && a->replay == NULL) return tune_exact(s, a);
+    TRY(search_run((search_kind)a->search, o, a->budget, a->exact.seed, &r));
+    found_plan f = {.best = r.best, .search = search_names[a->search], .n_measured = r.measured.n};
     status st = tell(s, a, &f);
     search_result_fini(&r);
     return st;
@@ -522,10 +519,10 @@ static void print_comparison(const search_comparison *c) {
     for (int kind = 0; kind < N_SEARCHES; kind++) {
         const search_row *r = &c->row[kind];
         if (!r->has_run) {
-            printf("%-9s left out: %s\n", search_name((search_kind)kind), r->why);
+            printf("%-9s left out: %s\n", search_names[kind], r->why);
             continue;
         }
-        printf("%-9s %10.4f  %8.2f%% %8.2f%% %8.2f%%\n", search_name((search_kind)kind), r->best_ms,
+        printf("%-9s %10.4f  %8.2f%% %8.2f%% %8.2f%%\n", search_names[kind], r->best_ms,
                100 * r->regret[0], 100 * r->regret[1], 100 * r->regret[2]);
     }
     printf("optimum %.4f ms, plan %d\n", c->optimum.ms, c->optimum.value);
@@ -535,8 +532,6 @@ static status run(const tune_args *a) {
     source *s;
     plan_oracle o;
     search_comparison comparison;
-    search_kind kind;
-    TRY(search_find(a->search, &kind));
     TRY(sink_check_file("--out", a->out));
     TRY(sink_check_file("--report", a->report));
     TRY(sink_check_two("--out", a->out, "--report", a->report));
@@ -558,15 +553,14 @@ static status run(const tune_args *a) {
 
 static status tune_search(int argc, char **argv) {
     tune_args a = {.common = PLAN_ARGS,
-                   .search = "exact",
                    .budget = 128,
                    .exact = {.rounds = EXACT_ROUNDS,
                              .n_checks = EXACT_CHECKS,
                              .seed = 1,
                              .is_stopped = stop_signal_came}};
     const arg_option options[] = {
-        OPT_TEXT("--search", &a.search, "KIND",
-                 "exact (default), xgboost, random, anneal or grouped."),
+        OPT_CHOICE("--search", &a.search, "KIND", search_names,
+                   "exact (default), xgboost, random, anneal or grouped."),
         OPT_INT("--budget", &a.budget, "N", 2, 20000,
                 "Plans to measure (default 128); exact times every kernel instead."),
         OPT_INT("--search-seed", &a.exact.seed, "N", 0, INT64_MAX,
