@@ -15,6 +15,7 @@
     BENCH(cluster, "predict a training step on many GPUs")                                         \
     BENCH(encode, "BERT encoder: milliseconds and tokens per second")                              \
     BENCH(embedding, "dynamic tables: lookups, inserts, pooling, steps")                           \
+    BENCH(graph, "attention on graphs, GAT, spmm, sddmm")                                          \
     BENCH(latency, "serving: latency by cache state")                                              \
     BENCH(layers, "HSTU layers with cached keys and values")                                       \
     BENCH(masks, "softmax attention under masks")                                                  \
