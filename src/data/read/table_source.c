@@ -120,18 +120,21 @@ static bool has_texts(const sample *s, int col) {
 static void guess_times(const sample *s, int col, time_plan *plan) {
     enum { N_KINDS = N_TIME_FORMS * N_TIME_UNITS };
     int count[N_KINDS] = {0}, first[N_KINDS], best = -1;
+    bool has_only_clocks = true;
     for (int i = 0; i < s->n_rows; i++) {
         const csv_field *f = sample_cell(s, i, col);
         time_form form;
         time_unit unit;
         if (f->text == NULL || !time_guess(f->text, f->n_bytes, &form, &unit)) continue;
         int kind = (int)form * N_TIME_UNITS + (int)unit;
+        has_only_clocks &= form == TIME_DATE || time_is_clock(f->text, f->n_bytes);
         if (count[kind]++ == 0) first[kind] = i;
         if (best < 0 || count[kind] > count[best]) best = kind;
     }
     time_plan_set(plan, TIME_NUMBER, UNIT_S, false);
     if (best < 0) return;
     time_plan_set(plan, (time_form)(best / N_TIME_UNITS), (time_unit)(best % N_TIME_UNITS), false);
+    plan->takes_dates = has_only_clocks;
     const csv_field *f = sample_cell(s, first[best], col);
     char text[64];
     snprintf(plan->evidence, sizeof plan->evidence, "%.80s:%llu ('%.40s')", s->file,

@@ -287,6 +287,17 @@ static time_unit unit_of(const decimal *d) {
     return N_TIME_UNITS;
 }
 
+/* 1e9 <= seconds < 2e9: ten digits of which the first is 1; of a finer unit 13, 16 or 19. */
+static bool is_clock(const decimal *d) {
+    return !d->is_negative && d->n > 0 && d->digit[0] == '1' && d->point >= 10 && d->point <= 19 &&
+           d->point % 3 == 1;
+}
+
+bool time_is_clock(const char *text, size_t n) {
+    decimal d;
+    return read_decimal(text, n, &d) && is_clock(&d);
+}
+
 bool time_guess(const char *text, size_t n, time_form *form, time_unit *unit) {
     decimal d;
     iso_time t;
@@ -336,15 +347,20 @@ int time_plan_digits(const time_plan *plan) {
 
 void time_plan_name(const time_plan *plan, char out[TIME_NAME_BYTES]) {
     const time_zone *z = plan->zone;
-    if (plan->form == TIME_DATE && z != NULL && z->has_local)
-        snprintf(out, TIME_NAME_BYTES, "dates %s read as %s",
+    bool has_dates = plan->form == TIME_DATE || (z != NULL && (z->has_local || z->has_zoned));
+    const char *numbers = plan->form == TIME_NUMBER     ? unit_names[plan->unit]
+                          : z != NULL && z->has_numbers ? "numbers since 1970"
+                                                        : "";
+    const char *and = has_dates && numbers[0] != '\0' ? ", and " : "";
+    if (has_dates && z != NULL && z->has_local)
+        snprintf(out, TIME_NAME_BYTES, "%s%sdates %s read as %s", numbers, and,
                  z->has_zoned ? "with a zone and without one; those without are"
                               : "without a zone,",
                  z->name);
     else
-        snprintf(out, TIME_NAME_BYTES, "%s",
-                 plan->form == TIME_DATE     ? "dates with a zone"
-                 : plan->form == TIME_NUMBER ? unit_names[plan->unit]
+        snprintf(out, TIME_NAME_BYTES, "%s%s%s", numbers, and,
+                 has_dates                   ? "dates with a zone"
+                 : plan->form == TIME_NUMBER ? ""
                                              : "integers");
 }
 
@@ -369,8 +385,14 @@ static time_fault parse_iso(const time_plan *plan, const char *text, size_t n, i
                             int *digits) {
     iso_time t;
     decimal d;
-    if (!read_date(plan, text, n, &t))
-        return read_decimal(text, n, &d) ? TIME_OTHER_FORM : TIME_NO_TIME;
+    int64_t ns;
+    if (!read_date(plan, text, n, &t)) {
+        if (!read_decimal(text, n, &d)) return TIME_NO_TIME;
+        if (plan->is_given || !is_clock(&d) || !decimal_scale(&d, 9 - 3 * (int)unit_of(&d), &ns))
+            return TIME_OTHER_FORM;
+        if (plan->zone != NULL) note_zone(&plan->zone->has_numbers);
+        return keep(ns, out, digits);
+    }
     if (plan->zone != NULL && !t.has_zone) t.seconds = time_zone_seconds(plan->zone, t.seconds);
     if (plan->zone != NULL) note_zone(t.has_zone ? &plan->zone->has_zoned : &plan->zone->has_local);
     if (t.seconds < TIME_FIRST_SECOND || t.seconds > TIME_LAST_SECOND) return TIME_BEYOND;
@@ -382,7 +404,11 @@ static time_fault parse_number(const time_plan *plan, const char *text, size_t n
     iso_time t;
     decimal d;
     int64_t ns;
-    if (!read_decimal(text, n, &d)) return read_iso(text, n, &t) ? TIME_OTHER_FORM : TIME_NO_TIME;
+    if (!read_decimal(text, n, &d)) {
+        if (plan->takes_dates && read_iso(text, n, &t))
+            return parse_iso(plan, text, n, out, digits);
+        return read_iso(text, n, &t) ? TIME_OTHER_FORM : TIME_NO_TIME;
+    }
     if (!plan->is_given && unit_of(&d) != plan->unit)
         return unit_of(&d) < N_TIME_UNITS ? TIME_OTHER_UNIT : TIME_BEYOND;
     if (!decimal_scale(&d, 9 - 3 * (int)plan->unit, &ns) ||
@@ -445,9 +471,11 @@ static status fail_other_form(const time_plan *plan, const char *shown) {
         return fail(ERR_FORMAT, "'%s' is not what %s says: %s", shown,
                     plan->format[0] != '\0' ? "--time-format" : "--time-unit",
                     plan->form == TIME_NUMBER ? unit_names[plan->unit] : "dates");
-    return fail(ERR_FORMAT,
-                "'%s' is of another form than %s, which is %s; all times must have one form", shown,
-                plan->evidence, what[plan->form]);
+    return fail(
+        ERR_FORMAT,
+        "'%s' is of another form than %s, which is %s; give all times one form, or leave such "
+        "rows out with --skip-bad",
+        shown, plan->evidence, what[plan->form]);
 }
 
 /* For a message: the form of "28.02.2023 13:45" or "2/28/2023". */

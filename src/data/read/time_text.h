@@ -4,7 +4,8 @@
  * A plan says what the times of a data set are; it is made once, from the first rows or from
  * --time-unit, and then read by all threads.  A time becomes a number of nanoseconds since 1970,
  * between the years 1900 and 2200, so that a unit taken for another is refused rather than stored.
- * Rows that do not fit the plan are faults: they show that a file mixes two forms. */
+ * Rows that do not fit the plan are faults: they show that a file mixes two forms.  But numbers
+ * that can only be clocks, between 2001-09-09 and 2033-05-18, may stand beside ISO 8601 dates. */
 #pragma once
 
 #include "data/read/time_zone.h"
@@ -28,6 +29,7 @@ enum { TIME_FORMAT_BYTES = 64 };
 typedef struct time_plan {
     time_form form;
     time_unit unit;      /* of TIME_NUMBER */
+    bool takes_dates;    /* TIME_NUMBER: all of the first rows can only be clocks */
     bool is_given;       /* by --time-unit or --time-format: only the range is checked */
     int64_t low, high;   /* integers in low..high need no other check */
     int64_t ns_per_unit; /* 1 for TIME_RAW */
@@ -57,6 +59,9 @@ status time_fail(const time_plan *plan, time_fault fault, const char *text, size
 
 /* The form and unit of one text by itself; false if it is no time. */
 bool time_guess(const char *text, size_t n, time_form *form, time_unit *unit);
+
+/* Whether a text is a number between 1e9 and 2e9 seconds, or as many milliseconds, ... */
+bool time_is_clock(const char *text, size_t n);
 
 /* A plan for a form and unit. */
 void time_plan_set(time_plan *plan, time_form form, time_unit unit, bool is_given);

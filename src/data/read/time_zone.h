@@ -19,6 +19,7 @@ typedef struct time_zone {
     int64_t since[ZONE_MAX_SPANS];     /* local seconds from which on an offset holds */
     int64_t offset[ZONE_MAX_SPANS];    /* local time - UTC */
     _Atomic bool has_local, has_zoned; /* dates without a zone, and with one, were read */
+    _Atomic bool has_numbers;          /* and numbers among them */
 } time_zone;
 
 /* NULL: UTC.  ERR_USAGE if there is no such zone.  Sets the process's TZ.  mem_free frees it. */

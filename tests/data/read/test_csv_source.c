@@ -238,15 +238,29 @@ TEST(times_in_every_form) {
     CHECK_CONTAINS(said, "times: milliseconds, 1970-01-01 .. 1970-01-01");
 }
 
+/* Numbers that can only be clocks, and ISO dates: both are taken, and told. */
+TEST(clocks_beside_dates) {
+    char *said;
+    CHECK_CONTAINS(try_csv("1,2,2020-01-01\n1,3,1577836801\n1,4,1577836802000\n",
+                           "--header no --time-zone +00:00", &said),
+                   "[1577836800, 1577836801, 1577836802]");
+    CHECK_CONTAINS(said, "times: numbers since 1970, and dates without a zone, read as +00:00");
+    CHECK_CONTAINS(try_csv("1,2,1577836800\n1,3,1577836801\n1,4,2020-01-01T00:00:02Z\n", "", &said),
+                   "[1577836800, 1577836801, 1577836802]");
+    CHECK_CONTAINS(said, "times: seconds, and dates with a zone, 2020-01-01");
+}
+
 TEST(times_that_are_mixed_or_far_off) {
     check_bad("1,2,1577836800\n1,2,1577836801\n1,3,1700000000000\n", "", 1,
               "in.csv:3: column 3: '1700000000000' looks like milliseconds, but in.csv:1 "
               "('1577836800') like seconds");
-    check_bad("1,2,1577836800\n1,3,2020-01-01\n", "", 1,
-              "in.csv:2: column 3: '2020-01-01' is of another form than in.csv:1 ('1577836800'), "
-              "which is a number");
-    check_bad("1,2,2020-01-01\n1,3,1577836800\n", "", 1,
-              "in.csv:2: column 3: '1577836800' is of another form than in.csv:1 ('2020-01-01')");
+    check_bad("1,2,77836800\n1,2,77836801\n1,3,2020-01-01\n", "", 1,
+              "in.csv:3: column 3: '2020-01-01' is of another form than in.csv:1 ('77836800'), "
+              "which is a number; give all times one form");
+    check_bad("1,2,2020-01-01\n1,3,20200102\n", "--header no", 1,
+              "in.csv:2: column 3: '20200102' is of another form than in.csv:1 ('2020-01-01')");
+    check_bad("1,2,2020-01-01\n1,3,1577836800\n", "--header no --time-unit iso", 1,
+              "'1577836800' is not what --time-unit says: dates");
     check_bad("1,2,5.1.2020\n", "--header no", 1,
               "give other forms with --time-format, perhaps '%d.%m.%Y'");
     check_bad("1,2,5/28/2020 1:02:03\n", "--header no", 1, "perhaps '%m/%d/%Y %H:%M:%S'");

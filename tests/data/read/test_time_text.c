@@ -131,7 +131,17 @@ TEST(a_plan_refuses_what_does_not_fit_it) {
     CHECK_EQ(parse_as(TIME_NUMBER, UNIT_S, true, "1e-400", &t), TIME_FINE);
     CHECK_EQ(t, 0);
     CHECK_EQ(parse_as(TIME_NUMBER, UNIT_S, false, "2020-01-01", &t), TIME_OTHER_FORM);
-    CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "1577836800", &t), TIME_OTHER_FORM);
+    CHECK_EQ(parse_as(TIME_DATE, UNIT_S, true, "1577836800", &t), TIME_OTHER_FORM);
+    static const char *const others[] = {"999999999",   "2000000000",     "-1577836800",
+                                         "15778368000", "20230228134500", "1577836800e1"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, others[i], &t), TIME_OTHER_FORM);
+    static const char *const clocks[] = {"1577836800", "1577836800000", "1577836800e6",
+                                         "1577836800000000000.0"};
+    for (size_t i = 0; i < sizeof clocks / sizeof clocks[0]; i++) {
+        CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, clocks[i], &t), TIME_FINE);
+        CHECK_EQ(t, INT64_C(1577836800000000000));
+    }
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2020-01-01T00:00Z", &t), TIME_FINE);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, false, "2020-01-01T00:00", &t), TIME_FINE);
     CHECK_EQ(parse_as(TIME_DATE, UNIT_S, true, "2020-01-01T00:00Z", &t), TIME_FINE);
