@@ -58,17 +58,23 @@ static status fill(product *p) {
     return st == OK ? fill_rows(p) : st;
 }
 
-static status measure(product *p, double *out) {
-    double speed[N_TIMED], flop = 2.0 * p->n * p->dim * p->dim;
-    linear_args a = {.n = p->n, .n_in = p->dim, .n_out = p->dim, .x = p->x, .w = p->w, .y = p->y};
+/* Seconds of a turn, the median. */
+static status time_turns(backend *be, status (*turn)(void *ctx), void *ctx, double *out) {
+    double took[N_TIMED];
     for (int i = -N_WARM; i < N_TIMED; i++) {
         uint64_t start = clock_ns();
-        TRY(p->be->ops->linear_fwd(p->be, &a));
-        TRY(p->be->ops->sync(p->be));
-        if (i >= 0) speed[i] = flop * 1e9 / (double)(clock_ns() - start);
+        TRY(turn(ctx));
+        TRY(be->ops->sync(be));
+        if (i >= 0) took[i] = (double)(clock_ns() - start) / 1e9;
     }
-    *out = median(speed, N_TIMED);
+    *out = median(took, N_TIMED);
     return OK;
+}
+
+static status multiply(void *ctx) {
+    const product *p = ctx;
+    linear_args a = {.n = p->n, .n_in = p->dim, .n_out = p->dim, .x = p->x, .w = p->w, .y = p->y};
+    return p->be->ops->linear_fwd(p->be, &a);
 }
 
 static status measure_size(backend *be, int32_t n, int32_t dim, double *out) {
@@ -76,7 +82,9 @@ static status measure_size(backend *be, int32_t n, int32_t dim, double *out) {
     status st = alloc(&p);
     if (st == OK) st = fill(&p);
     if (st == OK) st = be->ops->sync(be);
-    if (st == OK) st = measure(&p, out);
+    double seconds = 1;
+    if (st == OK) st = time_turns(be, multiply, &p, &seconds);
+    *out = 2.0 * n * dim * dim / seconds;
     be->ops->release(be, p.w);
     be->ops->release(be, p.x);
     be->ops->release(be, p.y);
@@ -99,43 +107,33 @@ status peak_measure(backend *be, double *out) {
 
 enum { GPU_COPY_BYTES = 256 << 20, CPU_COPY_BYTES = 128 << 20, COPY_CHUNK = 1 << 20 };
 
-/* On a CPU by all threads, as its ops copy. */
 typedef struct copy_job {
-    char *to;
-    const char *from;
+    backend *be;
+    void *to, *from;
+    size_t bytes;
 } copy_job;
 
 static status copy_chunk(void *ctx, int64_t chunk, int worker) {
     const copy_job *j = ctx;
-    memcpy(j->to + chunk * COPY_CHUNK, j->from + chunk * COPY_CHUNK, COPY_CHUNK);
+    memcpy((char *)j->to + chunk * COPY_CHUNK, (char *)j->from + chunk * COPY_CHUNK, COPY_CHUNK);
     return OK;
 }
 
-static status copy(backend *be, void *to, const void *from, size_t bytes) {
-    copy_job j = {to, from};
-    if (!be->is_host) return be->ops->copy(be, to, from, bytes);
-    return pool_run(be->workers, (int64_t)bytes / COPY_CHUNK, copy_chunk, &j);
-}
-
-static status time_copies(backend *be, void *to, const void *from, size_t bytes, double *out) {
-    double speed[N_TIMED];
-    for (int i = -N_WARM; i < N_TIMED; i++) {
-        uint64_t start = clock_ns();
-        TRY(copy(be, to, from, bytes));
-        TRY(be->ops->sync(be));
-        if (i >= 0) speed[i] = 2.0 * (double)bytes * 1e9 / (double)(clock_ns() - start);
-    }
-    *out = median(speed, N_TIMED);
-    return OK;
+/* On a CPU by all threads, as its ops copy. */
+static status copy(void *ctx) {
+    const copy_job *j = ctx;
+    if (!j->be->is_host) return j->be->ops->copy(j->be, j->to, j->from, j->bytes);
+    return pool_run(j->be->workers, (int64_t)j->bytes / COPY_CHUNK, copy_chunk, ctx);
 }
 
 status peak_measure_bytes(backend *be, double *out) {
-    size_t bytes = !be->is_host ? GPU_COPY_BYTES : CPU_COPY_BYTES;
-    void *from = NULL, *to = NULL;
-    status st = be->ops->alloc(be, &from, bytes);
-    if (st == OK) st = be->ops->alloc(be, &to, bytes);
-    if (st == OK) st = time_copies(be, to, from, bytes, out);
-    be->ops->release(be, from);
-    be->ops->release(be, to);
+    copy_job j = {.be = be, .bytes = !be->is_host ? GPU_COPY_BYTES : CPU_COPY_BYTES};
+    double seconds = 1;
+    status st = be->ops->alloc(be, &j.from, j.bytes);
+    if (st == OK) st = be->ops->alloc(be, &j.to, j.bytes);
+    if (st == OK) st = time_turns(be, copy, &j, &seconds);
+    *out = 2.0 * (double)j.bytes / seconds;
+    be->ops->release(be, j.from);
+    be->ops->release(be, j.to);
     return st;
 }

@@ -79,23 +79,6 @@ bool bench_has_peers(const backend *be) {
     return be->act == ACT_BF16 && be->card != NULL && strstr(be->card, "H200") != NULL;
 }
 
-status timing_plain(backend *be, timing_fn fn, void *ctx, double *out) {
-    double took[MAX_CALLS], sum = 0;
-    int n = 0;
-    for (int i = 0; i < (be->n_ahead > 0 ? WARM_UPS : 1); i++)
-        TRY(fn(ctx, i));
-    TRY(be->ops->sync(be));
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
-        uint64_t start = clock_ns();
-        TRY(fn(ctx, WARM_UPS + n));
-        TRY(be->ops->sync(be));
-        took[n] = (double)(clock_ns() - start) / 1e9;
-        sum += took[n];
-    }
-    *out = median(took, n);
-    return OK;
-}
-
 static status record_once(backend *be, uint64_t key, timing_fn fn, void *ctx) {
     record_state state;
     status st = OK;
@@ -106,22 +89,33 @@ static status record_once(backend *be, uint64_t key, timing_fn fn, void *ctx) {
     return st != OK ? st : end;
 }
 
-/* The calls run once, are recorded, then replayed; only replays are timed. */
-status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out) {
+/* n_warm turns, then the median time of at least three: of single calls, or of recordings. */
+static status time_turns(backend *be, int n_warm, bool is_recorded, uint64_t key, timing_fn fn,
+                         void *ctx, double *out) {
     double took[MAX_CALLS], sum = 0;
-    int n = 0;
-    *out = NAN;
-    if (be->token_bucket == 0) return OK;
-    for (int i = 0; i < 3; i++)
-        TRY(record_once(be, key, fn, ctx));
-    TRY(be->ops->sync(be));
+    int n = -n_warm;
     for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
+        if (n <= 0) TRY(be->ops->sync(be));
         uint64_t start = clock_ns();
-        TRY(record_once(be, key, fn, ctx));
+        TRY(is_recorded ? record_once(be, key, fn, ctx) : fn(ctx, n_warm + n));
+        if (n < 0) continue;
         TRY(be->ops->sync(be));
-        took[n] = (double)(clock_ns() - start) / 1e9 / REPLAYED;
-        sum += took[n] * REPLAYED;
+        took[n] = (double)(clock_ns() - start) / 1e9;
+        sum += took[n];
     }
     *out = median(took, n);
+    return OK;
+}
+
+status timing_plain(backend *be, timing_fn fn, void *ctx, double *out) {
+    return time_turns(be, be->n_ahead > 0 ? WARM_UPS : 1, false, 0, fn, ctx, out);
+}
+
+/* The calls run once, are recorded, then replayed; only replays are timed. */
+status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out) {
+    *out = NAN;
+    if (be->token_bucket == 0) return OK;
+    TRY(time_turns(be, WARM_UPS, true, key, fn, ctx, out));
+    *out /= REPLAYED;
     return OK;
 }

@@ -5,6 +5,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/train.h"
 #include "data/set/balance.h"
+#include "data/synth/bench_data.h"
 #include "nn/flops.h"
 
 enum { N_DRAWN = 1 << 17, MIN_STEPS = 4, MAX_STEPS = 64 };
@@ -252,30 +253,19 @@ static void fill_costs(draws *d) {
     }
 }
 
-/* Devroye's rejection, as generated data; values above max become max. */
-static int64_t draw_zipf(double alpha, int64_t max, rng_key key, uint64_t at) {
-    double less = alpha - 1, top = pow(2, less);
-    for (uint64_t attempt = 0;; attempt++) {
-        rng_block b = rng_draw64(key, at, attempt);
-        double k = floor(pow(1 - rng_uniform_pair(&b, 0), -1 / less)), ratio = pow(1 + 1 / k, less);
-        bool is_huge = !(k < 1e15); /* the probability is 1 there, and not a number computed */
-        if (is_huge || rng_uniform_pair(&b, 1) * k * (ratio - 1) / (top - 1) <= ratio / top)
-            return k > (double)max || is_huge ? max : (int64_t)k;
-    }
-}
-
+/* As generated data have them; what is above the maximum becomes it. */
 static void draw_lengths(draws *d, uint64_t step) {
     const cluster_work *w = d->w;
     rng_key key = rng_make_key(step + 1, RNG_SYNTH);
-    for (int64_t i = 0; i < d->n_users; i++) {
-        rng_block b = rng_draw64(key, (uint64_t)i, 0);
-        int64_t n = w->max_length;
-        if (w->lengths == LENGTHS_UNIFORM)
-            n = (int64_t)(rng_uniform_pair(&b, 0) * (double)w->max_length);
-        if (w->lengths == LENGTHS_ZIPF)
-            n = draw_zipf(w->length_alpha, w->max_length, key, (uint64_t)i);
-        d->length[i] = (int32_t)n;
+    draw_rule rule = {.low = w->max_length, .high = w->max_length, .is_clamped = true};
+    if (w->lengths == LENGTHS_UNIFORM) rule = (draw_rule){.high = w->max_length - 1};
+    if (w->lengths == LENGTHS_ZIPF) {
+        rule.kind = DRAW_ZIPF;
+        rule.low = 1;
+        rule.alpha = w->length_alpha;
     }
+    for (int64_t i = 0; i < d->n_users; i++)
+        d->length[i] = (int32_t)draw_number(&rule, key, (uint32_t)i, 0, 0);
 }
 
 static int longer(const void *a, const void *b) {
