@@ -47,26 +47,10 @@ static status number_int(const converter *c, int64_t id, uint32_t *out) {
     return c->role == EVENT_USER ? sink_user(c->sink, id, out) : sink_item(c->sink, id, out);
 }
 
-/* Many sources list a user's events together: the dictionary is asked when the id changes. */
-static status ids_from_ints(const converter *c, const int64_t *id, size_t n, uint32_t *out,
-                            size_t *n_done) {
-    for (size_t i = 0; i < n; i++, *n_done = i) {
-        if (i > 0 && id[i] == id[i - 1])
-            out[i] = out[i - 1];
-        else
-            TRY(number_int(c, id[i], &out[i]));
-    }
-    return OK;
-}
-
-static status ids_from_doubles(const converter *c, const double *id, size_t n, uint32_t *out,
-                               size_t *n_done) {
-    for (size_t i = 0; i < n; i++, *n_done = i) {
-        if (!(fabs(id[i]) <= max_exact) || id[i] != trunc(id[i]))
-            return fail(ERR_FORMAT, "%.17g is not a whole number that can be an id", id[i]);
-        TRY(number_int(c, (int64_t)id[i], &out[i]));
-    }
-    return OK;
+static status number_double(const converter *c, double id, uint32_t *out) {
+    if (!(fabs(id) <= max_exact) || id != trunc(id))
+        return fail(ERR_FORMAT, "%.17g is not a whole number that can be an id", id);
+    return number_int(c, (int64_t)id, out);
 }
 
 /* Ids go to terminals and into JSON: they are text without NUL. */
@@ -104,18 +88,12 @@ status parquet_put_value(buf *out, const parquet_column *c, const parquet_data *
                                         : buf_printf(out, "%" PRId64, from->ints[i]);
 }
 
-static status ids_from_texts(const converter *c, const parquet_text *text, size_t n, uint32_t *out,
-                             size_t *n_done) {
+static status number_value(const converter *c, const parquet_text *t, uint32_t *out) {
     char uuid[40];
-    for (size_t i = 0; i < n; i++, *n_done = i) {
-        if (c->column->meaning == MEANS_UUID) {
-            TRY(number_text(c, uuid, format_uuid(text[i].bytes, uuid), &out[i]));
-            continue;
-        }
-        TRY(check_id(&text[i]));
-        TRY(number_text(c, text[i].bytes, text[i].n_bytes, &out[i]));
-    }
-    return OK;
+    if (c->column->meaning == MEANS_UUID)
+        return number_text(c, uuid, format_uuid(t->bytes, uuid), out);
+    TRY(check_id(t));
+    return number_text(c, t->bytes, t->n_bytes, out);
 }
 
 static int64_t floor_divide(int64_t a, int64_t b) {
@@ -156,48 +134,33 @@ static int64_t utc_of(const converter *c, int64_t ns) {
     return ns + (time_zone_seconds(c->layout->times.zone, seconds) - seconds) * 1000000000;
 }
 
-static status times_from_ints(converter *c, const int64_t *from, size_t n, int64_t *out,
-                              size_t *n_done) {
-    char text[24];
+static inline status time_from_int(converter *c, int64_t from, int64_t *out) {
     const time_plan *t = &c->times;
-    for (size_t i = 0; i < n; i++, *n_done = i) {
-        int64_t value;
-        bool is_huge = __builtin_mul_overflow(from[i], c->units_a_date, &value);
-        if (is_huge || value < t->low || value > t->high) {
-            int k = snprintf(text, sizeof text, "%" PRId64, is_huge ? from[i] : value);
-            TRY(time_from_text(c, text, (size_t)k, &out[i]));
-            continue;
-        }
-        out[i] = value * t->ns_per_unit;
-        if (c->column->is_local) out[i] = utc_of(c, out[i]);
-        if (t->unit != UNIT_S && c->time_digits < 9) keep_digits(c, out[i]);
+    int64_t value;
+    bool is_huge = __builtin_mul_overflow(from, c->units_a_date, &value);
+    if (is_huge || value < t->low || value > t->high) {
+        char text[24];
+        int k = snprintf(text, sizeof text, "%" PRId64, is_huge ? from : value);
+        return time_from_text(c, text, (size_t)k, out);
     }
+    *out = value * t->ns_per_unit;
+    if (c->column->is_local) *out = utc_of(c, *out);
+    if (t->unit != UNIT_S && c->time_digits < 9) keep_digits(c, *out);
     return OK;
 }
 
 /* Today's seconds are exact to a quarter of a microsecond in floating point: what is finer is
  * noise. */
-static status times_from_doubles(converter *c, const double *from, size_t n, int64_t *out,
-                                 size_t *n_done) {
-    char text[40];
+static status time_from_double(converter *c, double from, int64_t *out) {
     const time_plan *t = &c->times;
-    for (size_t i = 0; i < n; i++, *n_done = i) {
-        if (from[i] >= (double)t->low && from[i] <= (double)t->high) {
-            out[i] = t->unit == UNIT_NS ? (int64_t)from[i]
-                                        : llround(from[i] * ((double)t->ns_per_unit / 1000)) * 1000;
-            keep_digits(c, out[i]);
-            continue;
-        }
-        int k = snprintf(text, sizeof text, "%.17g", from[i]);
-        TRY(time_from_text(c, text, (size_t)k, &out[i]));
+    if (!(from >= (double)t->low && from <= (double)t->high)) {
+        char text[40];
+        int k = snprintf(text, sizeof text, "%.17g", from);
+        return time_from_text(c, text, (size_t)k, out);
     }
-    return OK;
-}
-
-static status times_from_texts(converter *c, const parquet_text *from, size_t n, int64_t *out,
-                               size_t *n_done) {
-    for (size_t i = 0; i < n; i++, *n_done = i)
-        TRY(time_from_text(c, from[i].bytes, from[i].n_bytes, &out[i]));
+    *out =
+        t->unit == UNIT_NS ? (int64_t)from : llround(from * ((double)t->ns_per_unit / 1000)) * 1000;
+    keep_digits(c, *out);
     return OK;
 }
 
@@ -230,43 +193,38 @@ static status action_from_number(const converter *c, double value, uint32_t *out
     return action_from_text(c, text, (size_t)n, out);
 }
 
-static status actions_from_texts(const converter *c, const parquet_text *from, size_t n,
-                                 uint32_t *out, size_t *n_done) {
-    for (size_t i = 0; i < n; i++, *n_done = i)
-        TRY(action_from_text(c, from[i].bytes, from[i].n_bytes, &out[i]));
-    return OK;
-}
-
-static status actions_from_numbers(const converter *c, const int64_t *ints, const double *doubles,
-                                   size_t n, uint32_t *out, size_t *n_done) {
-    for (size_t i = 0; i < n; i++, *n_done = i)
-        TRY(action_from_number(c, ints != NULL ? (double)ints[i] : doubles[i], &out[i]));
-    return OK;
-}
-
 /* Converts values from[first .. first + n) to the start of `to`; *n_done of them before a failure.
- */
+ * Many sources list a user's events together: the dictionary is asked when the id changes. */
 static status convert_values(converter *c, const parquet_data *from, size_t first, size_t n,
                              converted to, size_t *n_done) {
-    bool is_text = parquet_is_text(c->column);
+    const parquet_text *texts = parquet_is_text(c->column) ? from->texts + first : NULL;
     bool is_double = c->column->type == PARQUET_FLOAT || c->column->type == PARQUET_DOUBLE;
-    const int64_t *ints = is_text || is_double ? NULL : from->ints + first;
     const double *doubles = is_double ? from->doubles + first : NULL;
-    const parquet_text *texts = is_text ? from->texts + first : NULL;
-    *n_done = 0;
-    switch (c->role) {
-    case EVENT_TIME:
-        return is_text     ? times_from_texts(c, texts, n, to.time, n_done)
-               : is_double ? times_from_doubles(c, doubles, n, to.time, n_done)
-                           : times_from_ints(c, ints, n, to.time, n_done);
-    case EVENT_ACTION:
-        return is_text ? actions_from_texts(c, texts, n, to.number, n_done)
-                       : actions_from_numbers(c, ints, doubles, n, to.number, n_done);
-    default:
-        return is_text     ? ids_from_texts(c, texts, n, to.number, n_done)
-               : is_double ? ids_from_doubles(c, doubles, n, to.number, n_done)
-                           : ids_from_ints(c, ints, n, to.number, n_done);
+    const int64_t *ints = texts == NULL && !is_double ? from->ints + first : NULL;
+    event_role role = c->role;
+    status st = OK;
+    size_t i = 0;
+    for (; i < n && st == OK; i++) {
+        if (role == EVENT_TIME)
+            st = texts != NULL ? time_from_text(c, texts[i].bytes, texts[i].n_bytes, &to.time[i])
+                 : doubles != NULL ? time_from_double(c, doubles[i], &to.time[i])
+                                   : time_from_int(c, ints[i], &to.time[i]);
+        else if (role == EVENT_ACTION)
+            st = texts != NULL
+                     ? action_from_text(c, texts[i].bytes, texts[i].n_bytes, &to.number[i])
+                     : action_from_number(c, doubles != NULL ? doubles[i] : (double)ints[i],
+                                          &to.number[i]);
+        else if (texts != NULL)
+            st = number_value(c, &texts[i], &to.number[i]);
+        else if (doubles != NULL)
+            st = number_double(c, doubles[i], &to.number[i]);
+        else if (i > 0 && ints[i] == ints[i - 1])
+            to.number[i] = to.number[i - 1];
+        else
+            st = number_int(c, ints[i], &to.number[i]);
     }
+    *n_done = st == OK ? i : i - 1;
+    return st;
 }
 
 /* Large enough for huge pages. */
