@@ -250,6 +250,11 @@ status builder_set_context(builder *b, int feature, const char *user_id, size_t 
     return feature_input_add(&b->features[feature], user, value, value_bytes);
 }
 
+uint64_t builder_count_values(const builder *b, int feature, uint64_t *n_rows) {
+    *n_rows = b->features[feature].n_pairs;
+    return b->features[feature].cells.n;
+}
+
 /* A pass looks at every event: if its user or its item has too few, the event is dropped and both
  * counts go down at once, so that later events of the same pass see it.  The k-core of a data set
  * is unique, whatever the order of the drops; so threads may race for the counts.  Passes run

@@ -139,6 +139,8 @@ status builder_add_vector(builder *b, const char *id, size_t id_bytes, float **o
 status builder_add_context(builder *b, const char *name, int *out_feature);
 status builder_set_context(builder *b, int feature, const char *user_id, size_t id_bytes,
                            const char *value, size_t value_bytes);
+/* Distinct values so far, and the rows that have one. */
+uint64_t builder_count_values(const builder *b, int feature, uint64_t *n_rows);
 
 /* Writes DIR/data.seq (creates DIR if it does not exist, and removes it again on failure).
  * meta_json is one JSON object; it becomes "source" in the file's meta.  No events at all is

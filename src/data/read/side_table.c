@@ -392,7 +392,8 @@ static status find_id(side_table *t) {
     const sample *s = &t->first;
     int col = -1;
     if (t->id != NULL) return add_named(t, t->id, strlen(t->id), option);
-    if (t->is_items) col = find_name(s, t->job->item_name, strlen(t->job->item_name));
+    const char *name = t->is_items ? t->job->item_name : t->job->user_name;
+    if (name[0] != '\0') col = find_name(s, name, strlen(name));
     if (col < 0)
         TRY(columns_find_usual(t->path, t->is_items ? ROLE_ITEM : ROLE_USER, s->name, s->n_columns,
                                &col));
@@ -678,6 +679,19 @@ static status read_table(side_table *t) {
     return st;
 }
 
+/* A birth date, an exact income: too many values for a row of the model each. */
+static void tell_wide_features(const side_table *t) {
+    const builder *b = t->job->build;
+    for (int i = 0; i + 1 < t->n_columns; i++) {
+        int f = builder_find_feature(b, false, t->feature[i]);
+        uint64_t n_users, n = f >= 0 ? builder_count_values(b, f, &n_users) : 0;
+        if (n > 100 && n * 2 > n_users)
+            log_info("note: %s has %llu values for %llu users, too many to learn from: put them "
+                     "into groups, such as decades, or name the other features in --user-features",
+                     t->feature[i], (unsigned long long)n, (unsigned long long)n_users);
+    }
+}
+
 status job_read_side_tables(source_job *job) {
     const source_request *r = job->request;
     side_table *t;
@@ -696,6 +710,7 @@ status job_read_side_tables(source_job *job) {
         *t = (side_table){
             .job = job, .path = r->users, .id = r->users_id, .features = r->user_features};
         st = read_table(t);
+        if (st == OK) tell_wide_features(t);
     }
     mem_free(t);
     return st;

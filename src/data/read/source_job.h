@@ -24,6 +24,7 @@ struct source_job {
     time_zone *zone;                /* of dates without one */
     char times[TIME_NAME_BYTES];    /* what the times were taken for; "": known before */
     char item_name[CSV_NAME_BYTES]; /* starts as src->item_name */
+    char user_name[CSV_NAME_BYTES]; /* of the column of a table; "" */
     const content_spec *known;      /* (n_known): kinds of item features without a given one */
     int n_known;
 };

@@ -15,14 +15,16 @@ static const usual_names usual[] = {
      "user",
      "--user-col",
      {" userid user uid ",
-      " customerid customer memberid member visitorid visitor reviewerid accountid clientid "
+      " customerid customer customerno memberid member visitorid visitor reviewerid accountid "
+      "clientid "
       "personid buyerid profileid username userhash ",
       " sessionid session deviceid "}},
     {ROLE_ITEM,
      "item",
      "--item-col",
      {" itemid item iid ",
-      " movieid movie productid product asin videoid video articleid article trackid songid bookid "
+      " movieid movie productid product asin videoid video articleid article articleno itemno "
+      "trackid songid bookid "
       "isbn postid newsid contentid sku gameid businessid showid adid ",
       " parentasin artistid categoryid "}},
     {ROLE_TIME,
@@ -384,8 +386,10 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
         r->layout.map = &r->map;
         job->options.action_map = job->request->action_map;
     }
-    if (s->has_names)
+    if (s->has_names) {
         snprintf(job->item_name, sizeof job->item_name, "%s", r->layout.name[ROLE_ITEM]);
+        snprintf(job->user_name, sizeof job->user_name, "%s", r->layout.name[ROLE_USER]);
+    }
     columns_say(s, form, &r->choice, &r->layout);
     say_unread(job->request, s, &r->choice);
     return job_create_builder(job);

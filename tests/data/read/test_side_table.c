@@ -101,6 +101,22 @@ TEST(features_by_name) {
     seq_file_close(s);
 }
 
+/* The id's column is called as among the events; a value for each user is told. */
+TEST(users_by_the_name_of_the_events) {
+    char *said;
+    buf text = {0};
+    put_file("in.csv", "Kunde,item,ts\n1,5,100\n2,6,200\n");
+    CHECK_OK(buf_printf(&text, "Kunde,sex,born\n"));
+    for (int i = 1; i <= 120; i++)
+        CHECK_OK(buf_printf(&text, "%d,%s,%d\n", i, i % 2 ? "F" : "M", 1000 + i));
+    put_file("users.csv", buf_str(&text));
+    said = prep_ok("csv --input in.csv --user-col Kunde --users users.csv --out out");
+    CHECK_CONTAINS(said, "users.csv: users Kunde, contextual features sex, born");
+    CHECK_CONTAINS(said, "note: born has 120 values for 120 users, too many to learn from");
+    CHECK(strstr(said, "note: sex") == NULL);
+    buf_fini(&text);
+}
+
 static void check_bad(const char *options, int code, const char *reason) {
     char args[1024], *said;
     put_file("in.csv", EVENTS);
