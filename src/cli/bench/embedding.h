@@ -43,13 +43,6 @@ typedef struct embed_figure {
 /* Prints the figure; fails where values are wrong. */
 status embed_bench_report(const embed_bench *b, const embed_figure *f);
 
-/* *out: calls of fn a second, over the rounds 0..N_BATCHES-1 again and again, after one such pass
- * as the warm-up. */
-status embed_bench_rate(embed_bench *b, timing_fn fn, void *ctx, double *out);
-
-/* Times fn, whose calls have n keys each, and reports the figure with its rate and time. */
-status embed_bench_time(embed_bench *b, timing_fn fn, void *ctx, embed_figure f);
-
 /* Slots of the tables with rows. */
 int64_t embed_bench_slots(const embed_bench *b);
 
@@ -65,6 +58,3 @@ void embed_level_destroy(embed_bench *b, table_level *l, table_memory where);
 /* find, find_or_insert and insert_or_assign at two loads, and find with half of the rows in host
  * memory (embedding_keys.c). */
 status embed_bench_keys(embed_bench *b);
-
-/* Whole steps of one table, and of ten (embedding_steps.c). */
-status embed_bench_steps(embed_bench *b);

@@ -247,21 +247,33 @@ static double ms_between(uint64_t from, uint64_t to) {
     return (double)(int64_t)(to - from) / 1e6;
 }
 
-/* The times of one kind of outcome. */
+/* What times are collected of: answers from the intended time, answers and refusals from the moment
+ * they were sent; and how late requests were sent, and answers read, whatever became of them. */
 typedef double (*outcome_ms)(const load_outcome *o);
 static double latency_ms(const load_outcome *o) {
-    return ms_between(o->intended_ns, o->done_ns);
+    return o->kind == LOAD_OK ? ms_between(o->intended_ns, o->done_ns) : NAN;
 }
 static double answer_ms(const load_outcome *o) {
-    return ms_between(o->sent_ns, o->done_ns);
+    return o->kind == LOAD_OK ? ms_between(o->sent_ns, o->done_ns) : NAN;
+}
+static double refusal_ms(const load_outcome *o) {
+    return o->kind == LOAD_REFUSED ? ms_between(o->sent_ns, o->done_ns) : NAN;
+}
+static double late_ms(const load_outcome *o) {
+    return ms_between(o->intended_ns, o->sent_ns);
+}
+static double read_ms(const load_outcome *o) {
+    return ms_between(o->done_ns, o->read_ns);
 }
 
-static void collect(const load_outcome *o, size_t n, load_kind kind, outcome_ms of, double *ms,
-                    load_times *out) {
+/* NAN: not of this kind.  ms: room for all. */
+static load_times collect(const load_outcome *o, size_t n, outcome_ms of, double *ms) {
+    load_times t;
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
-        if (o[i].is_timed && o[i].kind == kind) ms[count++] = of(&o[i]);
-    summarise(ms, count, out);
+        if (o[i].is_timed && !isnan(of(&o[i]))) ms[count++] = of(&o[i]);
+    summarise(ms, count, &t);
+    return t;
 }
 
 static void count_outcomes(const load_set *s, const load_outcome *o, load_report *out) {
@@ -289,22 +301,14 @@ static void count_outcomes(const load_set *s, const load_outcome *o, load_report
 
 static status make_report(const load_set *s, const load_outcome *o, load_report *out) {
     double *ms;
-    size_t n = 0;
     TRY(MEM_NEW_RAW(&ms, s->n + 1));
     *out = (load_report){0};
     count_outcomes(s, o, out);
-    for (size_t i = 0; i < s->n; i++)
-        if (o[i].is_timed) ms[n++] = ms_between(o[i].intended_ns, o[i].sent_ns);
-    sort_doubles(ms, n);
-    out->late_ms = load_percentile(ms, n, .99);
-    n = 0;
-    for (size_t i = 0; i < s->n; i++)
-        if (o[i].is_timed) ms[n++] = ms_between(o[i].done_ns, o[i].read_ns);
-    sort_doubles(ms, n);
-    out->read_ms = load_percentile(ms, n, .99);
-    collect(o, s->n, LOAD_OK, latency_ms, ms, &out->latency);
-    collect(o, s->n, LOAD_OK, answer_ms, ms, &out->answer);
-    collect(o, s->n, LOAD_REFUSED, answer_ms, ms, &out->refusal);
+    out->late_ms = collect(o, s->n, late_ms, ms).p99;
+    out->read_ms = collect(o, s->n, read_ms, ms).p99;
+    out->latency = collect(o, s->n, latency_ms, ms);
+    out->answer = collect(o, s->n, answer_ms, ms);
+    out->refusal = collect(o, s->n, refusal_ms, ms);
     mem_free(ms);
     return OK;
 }
