@@ -164,6 +164,58 @@ TEST(bounds_hold_what_the_model_computes) {
             try_movements(seed, eps[k], n);
 }
 
+static void set_all(param *p, float value) {
+    for (int64_t i = 0; i < p->n; i++)
+        p->value[i] = value;
+}
+
+/* A model that is a polynomial of one number: its norms' eps makes them linear, its u, v, q and k
+ * are far in the linear part of the silu, and multiples of the only token's input x0 (of v all but
+ * the first number are 0).  The corner
+ * x0 (1 + .1) then uses its bounds up, and the bounds are those of products of what moves: without
+ * any term of second order in weigh, attend or gate they would be too small. */
+TEST(bounds_of_products_are_reached) {
+    enum { PUT = 4 }; /* the number of the row that the layer changes */
+    static enclosure e;
+    const double eps = 0.01, share = 0.1;
+    model_limits limits = toy_model_limits(TOY_HSTU_RESEARCH);
+    rig r;
+    limits.n_items = ITEMS;
+    open_rig(&r, 0);
+    r.t.c.network.norm_epsilon = 1e16;
+    bounds_destroy(r.of);
+    toy_model_remake(&r.t, &limits, 0);
+    model *m = r.t.m;
+    hstu_layer *l = &m->layers[0].hstu;
+    int32_t gated = l->config.n_heads * l->config.dim_v, width = (int32_t)(l->uvqk->n / DIM);
+    set_all(m->input.position, 0);
+    set_all(m->layers[1].hstu.proj, 0);
+    set_all(l->proj, 0);
+    l->proj->value[l->config.is_proj_transposed ? (int64_t)PUT * gated : PUT] = 100;
+    for (int k = 0; k < 2; k++)
+        if (m->layers[k].hstu.proj_bias != NULL) set_all(m->layers[k].hstu.proj_bias, 0);
+    for (int d = 0; d < DIM; d++) {
+        double x0 = sqrt(DIM) * share * (d % 2 == 0 ? 1 : -1), square = DIM * DIM * share * share;
+        m->input.item->value[(int64_t)r.b.item[0] * DIM + d] = (float)(x0 / sqrt(DIM));
+        for (int w = 0; w < width; w++)
+            l->uvqk->value[(int64_t)d * width + w] =
+                w > gated && w < 2 * gated ? 0 : (float)((80 - w % 13) * x0 / square * 1e8);
+    }
+    memcpy(r.item, m->input.item->value, sizeof *r.item * (ITEMS + 1) * DIM);
+    CHECK_OK(bounds_create(&r.of, m));
+    enclose(&r, 0, eps, &e);
+    for (int d = 0; d < DIM; d++)
+        m->input.item->value[(int64_t)r.b.item[0] * DIM + d] *= (float)(1 + eps / share);
+    const void *unused;
+    int64_t n;
+    CHECK_OK(pass_encode(r.t.p, &r.b.b, &unused));
+    float *hidden = toy_model_hidden(&r.t, &n);
+    double most = (double)hidden[PUT] - e.centre[PUT];
+    CHECK(fabs(most) <= e.size[PUT] * (1 + 1e-5) && fabs(most) >= e.size[PUT] * (1 - 1e-4));
+    free(hidden);
+    close_rig(&r);
+}
+
 TEST(bounds_refuse_other_models) {
     static const struct {
         toy_kind kind;
