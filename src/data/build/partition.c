@@ -1,7 +1,7 @@
 #include "data/build/builder_int.h"
 
 /* Parts per thread: the buffers of all threads together then hold 1/16 of the events. */
-enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16, SMALL_RUN = 32 };
+enum { PARTS_PER_THREAD = 16, MIN_PART_EVENTS = 1 << 16 };
 
 /* Buffers of one worker, sized for the largest part and the longest history. */
 typedef struct part_worker {
@@ -189,26 +189,8 @@ static uint64_t count_out_of_order(const int64_t *time, uint64_t n) {
     return count;
 }
 
-static bool is_same_content(const part_worker *w, uint64_t i, uint64_t j) {
-    return w->item[i] == w->item[j] && w->action[i] == w->action[j];
-}
-
-/* Marks duplicates in a short run of events with one time: all but the first of equal events. */
-static uint64_t mark_short_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
-    uint64_t count = 0;
-    for (uint64_t i = begin + 1; i < end; i++) {
-        uint64_t j = begin;
-        while (j < i && !is_same_content(w, at + i, at + j))
-            j++;
-        w->duplicate[i] = j < i;
-        count += j < i;
-    }
-    return count;
-}
-
-/* Marks duplicates in a long run, by sorting: a source with days as times has many events at one
- * time. */
-static uint64_t mark_long_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
+/* Marks all but the first of the equal events of a run with one time. */
+static uint64_t mark_run(part_worker *w, uint64_t at, uint64_t begin, uint64_t end) {
     uint64_t n = end - begin, count = 0;
     for (uint64_t i = 0; i < n; i++) {
         uint64_t event = at + begin + i, content = (uint64_t)w->item[event] << 16;
@@ -223,22 +205,13 @@ static uint64_t mark_long_run(part_worker *w, uint64_t at, uint64_t begin, uint6
     return count;
 }
 
-static bool has_equal_times(const int64_t *time, uint64_t n) {
-    uint64_t count = 0;
-    for (uint64_t i = 1; i < n; i++)
-        count += time[i] == time[i - 1];
-    return count > 0;
-}
-
 static uint64_t mark_duplicates(part_worker *w, uint64_t at, uint64_t n) {
     uint64_t count = 0;
-    if (!has_equal_times(w->time + at, n)) return 0;
     memset(w->duplicate, 0, n);
     for (uint64_t begin = 0, end; begin < n; begin = end) {
         for (end = begin + 1; end < n && w->time[at + end] == w->time[at + begin];)
             end++;
-        count += end - begin <= SMALL_RUN ? mark_short_run(w, at, begin, end)
-                                          : mark_long_run(w, at, begin, end);
+        if (end - begin > 1) count += mark_run(w, at, begin, end);
     }
     return count;
 }
