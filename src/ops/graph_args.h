@@ -6,7 +6,7 @@
 /* The edges of a bipartite graph by one of its sides, in pieces: all edges of a row, or at most
  * GRAPH_PIECE of a row with more, whose partial sums are added in the order of the parts.  Rows
  * without edges have a piece, too.  graph_init (ops/graph.h) makes both sides. */
-enum { GRAPH_PIECE = 512 };
+enum { GRAPH_PIECE = 256 };
 
 typedef struct graph_piece {
     int32_t row, begin, end; /* edges of the row, in the order of this side */

@@ -2,7 +2,7 @@
  *
  * A warp owns a piece of a row, GRAPH_PIECE edges at most, for as many heads as fit: a lane has a
  * pack of 16 bytes of a head's row (two of wide float32 rows), the lanes of one edge have its heads
- * side by side, and the rest of the warp takes other edges, a few of each in flight at a time.
+ * side by side, and the rest of the warp takes other edges, U of each in flight at a time.
  * Groups of lanes have a sum (and a softmax a maximum) of their own until the piece ends; the parts
  * of a long row go to scratch memory in float32 and two further kernels combine them in order.
  * Backward is the same over columns, which keeps the gradients of scores; dq and dleft are then a
@@ -11,6 +11,10 @@
 #include "ops/graph.h"
 
 enum { GRAPH_WARPS = 4, COMBINE_ROWS = 8, WHOLE_WARP = 32 };
+
+/* What a kernel is for: scores without q . k, whose rows alone are in flight; any sum; a maximum.
+ */
+enum graph_kind { KIND_TERMS, KIND_DOTS, KIND_MAX };
 
 /* "Own" is of the row that a piece belongs to, "other" of an edge's end (cpu/graph_attn.c). */
 typedef struct graph_job {
@@ -161,16 +165,77 @@ __device__ static inline bool is_better(float x, int32_t edge, float than, int32
     return x > than || (x == than && edge < than_edge) || (x != x && than == than);
 }
 
-template <typename T, bool PACKED, int NP, bool IS_MAX>
-static __global__ void __launch_bounds__(32 * GRAPH_WARPS, 5)
+/* Of edge u of the U that a lane has in flight, from e0 on. */
+__device__ static inline int32_t edge_of(const graph_lane &l, int32_t e0, int u) {
+    return e0 + u * l.groups + l.group;
+}
+
+/* The far ends of a lane's edges, read while those before them are computed; -1: no edge. */
+template <int U>
+__device__ static inline void read_ends(const graph_job &job, const graph_lane &l, int32_t e0,
+                                        int32_t end, int32_t (&other)[U]) {
+#pragma unroll
+    for (int u = 0; u < U; u++)
+        other[u] = l.is_on && edge_of(l, e0, u) < end ? job.side.other[edge_of(l, e0, u)] : -1;
+}
+
+/* What both passes read of their edges: rows of k or q, rows of v or dout, terms. */
+template <typename T, bool PACKED, int NP, int U> struct graph_flight {
+    columns<T, graph_pack<T, PACKED>::V> score[U][NP], row[U][NP];
+    float term[U];
+    int32_t other[U], place[U]; /* place: the edge's number in the order of rows */
+};
+
+/* Takes the edges from e0 on, whose far ends are in `next`, and reads those of the edges after. */
+template <graph_kind KIND, typename T, bool PACKED, int NP, int U>
+__device__ static inline void read_edges(const graph_job &job, const graph_lane &l, int32_t e0,
+                                         int32_t end, int32_t (&next)[U],
+                                         graph_flight<T, PACKED, NP, U> &to) {
+    const graph_attn_args &a = job.a;
+    to = {};
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+        int32_t other = to.other[u] = next[u], e = to.place[u] = edge_of(l, e0, u);
+        if (other < 0) continue;
+        if (job.side.edge != NULL) to.place[u] = job.side.edge[e];
+        if (KIND != KIND_TERMS && job.own != NULL)
+            load_head<T, PACKED>(to.score[u], job.other, other, job.stride_other, a.dim_qk, l,
+                                 job.lanes);
+        if (job.rows != NULL)
+            load_head<T, PACKED>(to.row[u], job.rows, other, job.stride_rows, a.dim_v, l,
+                                 job.lanes);
+        to.term[u] = other_terms(job, l, other, to.place[u]);
+    }
+    read_ends(job, l, e0 + U * l.groups, end, next);
+}
+
+/* x of edge u; all lanes of the warp come here. */
+template <graph_kind KIND, typename T, bool PACKED, int NP, int U, int N>
+__device__ static inline float score_of(const graph_job &job, float start, const float (&own)[N],
+                                        const graph_flight<T, PACKED, NP, U> &f, int u) {
+    if (KIND == KIND_TERMS || job.own == NULL) return start + f.term[u];
+    constexpr int V = graph_pack<T, PACKED>::V;
+    return start + job.a.alpha * sum_lanes(dot_packs<T, V, NP>(own, f.score[u]), job.lanes) +
+           f.term[u];
+}
+
+/* Of a multiprocessor: as many as leave registers enough. */
+template <typename T> static constexpr int fwd_blocks(graph_kind kind) {
+    return kind == KIND_TERMS ? (sizeof(T) == 4 ? 8 : 7) : kind == KIND_MAX ? 4 : 5;
+}
+
+template <typename T, bool PACKED, int NP, graph_kind KIND>
+static __global__ void __launch_bounds__(32 * GRAPH_WARPS, fwd_blocks<T>(KIND))
     graph_attn_fwd_any_kernel(const __grid_constant__ graph_job job) {
-    constexpr int V = graph_pack<T, PACKED>::V, N = NP * V, U = NP == 1 ? 4 : 2;
+    constexpr int V = graph_pack<T, PACKED>::V, N = NP * V;
+    constexpr int U = NP == 1 ? 4 : 2;
+    constexpr bool IS_MAX = KIND == KIND_MAX;
     const graph_attn_args &a = job.a;
     const graph_lane l = graph_lane_of(job);
     int64_t at = (int64_t)blockIdx.x * GRAPH_WARPS + threadIdx.y;
     if (at >= job.side.n_pieces) return;
     const graph_piece piece = job.side.pieces[at];
-    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_q = job.own != NULL, has_v = job.rows != NULL;
+    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_v = job.rows != NULL;
     float own[N] = {}, sums[N], largest = -INFINITY, sum = 0;
     int32_t best[IS_MAX ? N : 1];
 #pragma unroll
@@ -179,45 +244,28 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, 5)
 #pragma unroll
     for (int j = 0; j < (IS_MAX ? N : 1); j++)
         best[j] = -1;
-    if (has_q && l.is_on) {
+    if (KIND != KIND_TERMS && job.own != NULL && l.is_on) {
         columns<T, V> q[NP];
         load_head<T, PACKED>(q, job.own, piece.row, job.stride_own, a.dim_qk, l, job.lanes);
         widen(own, q);
     }
     const float start = own_terms(job, l, piece.row);
+    int32_t next[U];
+    read_ends(job, l, piece.begin, piece.end, next);
     for (int32_t e0 = piece.begin; e0 < piece.end; e0 += U * l.groups) {
-        columns<T, V> k[U][NP] = {}, v[U][NP] = {};
+        graph_flight<T, PACKED, NP, U> f;
         float y[U], w[U];
-        bool is_edge[U];
-        int32_t other[U];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            int32_t e = e0 + u * l.groups + l.group;
-            is_edge[u] = l.is_on && e < piece.end;
-            other[u] = is_edge[u] ? job.side.other[e] : 0;
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (!is_edge[u]) continue;
-            if (has_q)
-                load_head<T, PACKED>(k[u], job.other, other[u], job.stride_other, a.dim_qk, l,
-                                     job.lanes);
-            if (has_v)
-                load_head<T, PACKED>(v[u], job.rows, other[u], job.stride_rows, a.dim_v, l,
-                                     job.lanes);
-        }
+        read_edges<KIND>(job, l, e0, piece.end, next, f);
         float now = largest;
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            int64_t place = (int64_t)e0 + u * l.groups + l.group;
-            float x = start;
-            if (has_q) x += a.alpha * sum_lanes(dot_packs<T, V, NP>(own, k[u]), job.lanes);
-            if (is_edge[u]) x += other_terms(job, l, other[u], place);
+            bool is_edge = f.other[u] >= 0;
+            float x = score_of<KIND>(job, start, own, f, u);
             y[u] = x < 0 ? a.slope * x : x;
-            w[u] = !is_edge[u] ? 0 : is_softmax ? y[u] : weight_of(a.f, y[u]);
-            if (is_edge[u]) now = larger(now, y[u]);
-            if (a.weights != NULL && is_edge[u] && l.leads)
-                a.weights[place * a.n_heads + l.head] = w[u];
+            w[u] = !is_edge ? 0 : is_softmax ? y[u] : weight_of(a.f, y[u]);
+            if (is_edge) now = larger(now, y[u]);
+            if (a.weights != NULL && is_edge && l.leads)
+                a.weights[(int64_t)f.place[u] * a.n_heads + l.head] = w[u];
         }
         if (is_softmax) {
             float factor = exp_below(largest, now);
@@ -228,20 +276,19 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, 5)
                 sums[j] *= factor;
 #pragma unroll
             for (int u = 0; u < U; u++)
-                w[u] = is_edge[u] ? exp_below(y[u], largest) : 0;
+                w[u] = f.other[u] >= 0 ? exp_below(y[u], largest) : 0;
         }
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            int32_t place = e0 + u * l.groups + l.group;
             sum += w[u];
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float x = w[u] * column(v[u][j / V], j % V);
+                float x = w[u] * column(f.row[u][j / V], j % V);
                 if constexpr (!IS_MAX) {
                     sums[j] += x;
-                } else if (is_edge[u] && (x > sums[j] || (x != x && sums[j] == sums[j]))) {
+                } else if (f.other[u] >= 0 && (x > sums[j] || (x != x && sums[j] == sums[j]))) {
                     sums[j] = x;
-                    best[j] = place;
+                    best[j] = f.place[u];
                 }
             }
         }
@@ -294,15 +341,15 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, 5)
         if (a.best != NULL) store_part<NP, V>(a.best + to * a.dim_v, a.dim_v, l, job.lanes, best);
 }
 
-/* A warp has the statistics of a long row and head: row_sum, and what each part is multiplied by,
- * in place of its sum. */
+/* A warp has the statistics of a long row and head: row_sum, and what a softmax multiplies each
+ * part by, in place of its sum. */
 static __global__ void graph_attn_stats_any_kernel(const __grid_constant__ graph_job job) {
     const graph_attn_args &a = job.a;
     const graph_split split = job.side.splits[blockIdx.x];
     int32_t head = (int32_t)blockIdx.y, lane = threadIdx.x;
     float *stats = job.stats + 2 * ((int64_t)split.part * a.n_heads + head);
     const int64_t step = 2 * (int64_t)a.n_heads;
-    float largest = -INFINITY, sum = 0, scale = job.scale * mean_factor(a, split.row);
+    float largest = -INFINITY, sum = 0, scale = 0;
     const bool is_softmax = a.f == GRAPH_SOFTMAX;
     for (int32_t p = lane; p < split.n_parts; p += WHOLE_WARP)
         largest = larger(largest, stats[p * step]);
@@ -311,9 +358,9 @@ static __global__ void graph_attn_stats_any_kernel(const __grid_constant__ graph
     for (int32_t p = lane; p < split.n_parts; p += WHOLE_WARP)
         sum += stats[p * step + 1] * (is_softmax ? exp_below(stats[p * step], largest) : 1);
     sum = sum_lanes(sum, WHOLE_WARP);
-    if (is_softmax) scale = largest == -INFINITY ? 0 : scale / sum;
-    for (int32_t p = lane; p < split.n_parts; p += WHOLE_WARP)
-        stats[p * step + 1] = scale * (is_softmax ? exp_below(stats[p * step], largest) : 1);
+    if (largest != -INFINITY) scale = job.scale * mean_factor(a, split.row) / sum;
+    for (int32_t p = lane; p < split.n_parts && is_softmax; p += WHOLE_WARP)
+        stats[p * step + 1] = scale * exp_below(stats[p * step], largest);
     if (is_softmax) sum = largest == -INFINITY ? largest : largest + logf(sum);
     if (lane == 0 && a.row_sum != NULL) a.row_sum[(int64_t)split.row * a.n_heads + head] = sum;
 }
@@ -342,7 +389,8 @@ static __global__ void graph_attn_parts_any_kernel(const __grid_constant__ graph
     __shared__ int32_t edges[COMBINE_ROWS][WHOLE_WARP];
     const graph_attn_args &a = job.a;
     const graph_split split = job.side.splits[blockIdx.x];
-    const bool is_max = !IS_BWD && a.sum == GRAPH_MAX;
+    const bool is_max = !IS_BWD && a.sum == GRAPH_MAX, is_softmax = a.f == GRAPH_SOFTMAX;
+    const float scale = IS_BWD ? 1 : job.scale * mean_factor(a, split.row);
     const int x = threadIdx.x, y = threadIdx.y;
     for (int64_t c0 = (int64_t)blockIdx.y * WHOLE_WARP; c0 < job.n_state;
          c0 += (int64_t)gridDim.y * WHOLE_WARP) {
@@ -352,7 +400,8 @@ static __global__ void graph_attn_parts_any_kernel(const __grid_constant__ graph
         for (int32_t p = split.part + y; p < split.part + split.n_parts && c < job.n_state;
              p += COMBINE_ROWS) {
             float of_part = job.parts[p * job.n_state + c];
-            float factor = IS_BWD ? 1 : job.stats[2 * ((int64_t)p * a.n_heads + head) + 1];
+            float factor = scale;
+            if (!IS_BWD && is_softmax) factor = job.stats[2 * ((int64_t)p * a.n_heads + head) + 1];
             int32_t edge = is_max ? job.best_parts[p * job.n_state + c] : -1;
             if (!is_max)
                 sum += factor * of_part;
@@ -411,16 +460,18 @@ __device__ static inline float weight_slope(graph_weight f, float y) {
     return f == GRAPH_SILU ? s + s * (y - y * s) : f == GRAPH_SIGMOID ? s - s * s : 1;
 }
 
-template <typename T, bool PACKED, int NP, bool IS_MAX>
+template <typename T, bool PACKED, int NP, graph_kind KIND>
 static __global__ void __launch_bounds__(32 * GRAPH_WARPS, NP == 1 ? 5 : 4)
     graph_attn_bwd_any_kernel(const __grid_constant__ graph_job job) {
-    constexpr int V = graph_pack<T, PACKED>::V, N = NP * V, U = 2;
+    constexpr int V = graph_pack<T, PACKED>::V, N = NP * V, U = KIND == KIND_TERMS ? 4 : 2;
+    constexpr bool IS_MAX = KIND == KIND_MAX;
     const graph_attn_args &a = job.a;
     const graph_lane l = graph_lane_of(job);
     int64_t at = (int64_t)blockIdx.x * GRAPH_WARPS + threadIdx.y;
     if (at >= job.side.n_pieces) return;
     const graph_piece piece = job.side.pieces[at];
-    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_q = job.own != NULL, has_v = job.rows != NULL;
+    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_v = job.rows != NULL;
+    const bool has_q = KIND != KIND_TERMS && job.own != NULL;
     float k[N] = {}, v[N] = {}, dk[N] = {}, dv[N] = {}, dright = 0;
     columns<T, V> own[NP];
     if (has_q && l.is_on) {
@@ -432,40 +483,23 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, NP == 1 ? 5 : 4)
         widen(v, own);
     }
     const float start = own_terms(job, l, piece.row);
+    int32_t next[U];
+    read_ends(job, l, piece.begin, piece.end, next);
     for (int32_t e0 = piece.begin; e0 < piece.end; e0 += U * l.groups) {
-        columns<T, V> q[U][NP] = {}, dout[U][NP] = {};
-        bool is_edge[U];
-        int32_t other[U], place[U];
+        graph_flight<T, PACKED, NP, U> f;
+        read_edges<KIND>(job, l, e0, piece.end, next, f);
 #pragma unroll
         for (int u = 0; u < U; u++) {
-            int32_t e = e0 + u * l.groups + l.group;
-            is_edge[u] = l.is_on && e < piece.end;
-            other[u] = is_edge[u] ? job.side.other[e] : 0;
-            place[u] = is_edge[u] ? job.side.edge[e] : 0;
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (!is_edge[u]) continue;
-            if (has_q)
-                load_head<T, PACKED>(q[u], job.other, other[u], job.stride_other, a.dim_qk, l,
-                                     job.lanes);
-            if (has_v)
-                load_head<T, PACKED>(dout[u], job.rows, other[u], job.stride_rows, a.dim_v, l,
-                                     job.lanes);
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            int64_t of_edge = (int64_t)place[u] * a.n_heads + l.head;
-            int64_t of_row = (int64_t)other[u] * a.n_heads + l.head;
-            float x = start, w, dw = 0, scale = 1, g[N];
-            if (has_q) x += a.alpha * sum_lanes(dot_packs<T, V, NP>(k, q[u]), job.lanes);
-            widen(g, dout[u]);
+            int64_t of_edge = (int64_t)f.place[u] * a.n_heads + l.head;
+            int64_t of_row = (int64_t)f.other[u] * a.n_heads + l.head;
+            float x = score_of<KIND>(job, start, k, f, u), w, dw = 0, scale = 1, g[N];
+            widen(g, f.row[u]);
             if constexpr (IS_MAX) {
 #pragma unroll
                 for (int j = 0; j < N; j++) {
                     int c = (l.first + j / V * job.lanes) * V + j % V;
-                    bool counts = is_edge[u] && has_v && c < a.dim_v &&
-                                  a.best[of_row * a.dim_v + c] == place[u];
+                    bool counts = f.other[u] >= 0 && has_v && c < a.dim_v &&
+                                  a.best[of_row * a.dim_v + c] == f.place[u];
                     g[j] = counts ? g[j] : 0;
                 }
             }
@@ -475,10 +509,9 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, NP == 1 ? 5 : 4)
                     dw += v[j] * g[j];
                 dw = sum_lanes(dw, job.lanes);
             }
-            if (!is_edge[u]) continue;
-            x += other_terms(job, l, other[u], place[u]);
+            if (f.other[u] < 0) continue;
             float y = x < 0 ? a.slope * x : x, dx;
-            scale = mean_factor(a, other[u]);
+            scale = mean_factor(a, f.other[u]);
             dw *= scale;
             if (a.dweights != NULL) dw += a.dweights[of_edge];
             if (is_softmax) {
@@ -494,7 +527,7 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, NP == 1 ? 5 : 4)
             if (job.dx != NULL && l.leads) job.dx[of_edge] = dx;
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                dk[j] += a.alpha * dx * column(q[u][j / V], j % V);
+                if (KIND != KIND_TERMS) dk[j] += a.alpha * dx * column(f.score[u][j / V], j % V);
                 dv[j] += w * scale * g[j];
             }
         }
@@ -503,7 +536,7 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, NP == 1 ? 5 : 4)
         dright += __shfl_xor_sync(~0u, dright, o);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            dk[j] += __shfl_xor_sync(~0u, dk[j], o);
+            if (KIND != KIND_TERMS) dk[j] += __shfl_xor_sync(~0u, dk[j], o);
             dv[j] += __shfl_xor_sync(~0u, dv[j], o);
         }
     }
@@ -576,21 +609,25 @@ static graph_shape shape_of(const backend *be, graph_job *job) {
     return s;
 }
 
-/* Launches KERNEL<T, packed, packs, is_max> on all pieces. */
+/* Launches KERNEL<T, packed, packs, kind> on all pieces. */
 #define GRAPH_LAUNCH(KERNEL, what)                                                                 \
     do {                                                                                           \
-        bool is_max = job->a.sum == GRAPH_MAX && job->a.v != NULL;                                 \
+        bool is_max = job->a.sum == GRAPH_MAX && job->a.v != NULL, has_q = job->a.q != NULL;       \
         graph_shape s = shape_of(be, job);                                                         \
         dim3 blocks((unsigned)cuda_div_up(job->side.n_pieces, GRAPH_WARPS),                        \
                     (unsigned)cuda_div_up(job->a.n_heads, job->heads));                            \
         dim3 threads(WHOLE_WARP, GRAPH_WARPS);                                                     \
         if (job->side.n_pieces == 0) return OK;                                                    \
-        auto kernel = !s.is_packed                                                                 \
-                          ? (is_max ? KERNEL<T, false, 2, true> : KERNEL<T, false, 2, false>)      \
-                          : (is_max ? KERNEL<T, true, 1, true> : KERNEL<T, true, 1, false>);       \
+        auto kernel = is_max ? KERNEL<T, false, 2, KIND_MAX> : KERNEL<T, false, 2, KIND_DOTS>;     \
+        if (s.is_packed)                                                                           \
+            kernel = is_max  ? KERNEL<T, true, 1, KIND_MAX>                                        \
+                     : has_q ? KERNEL<T, true, 1, KIND_DOTS>                                       \
+                             : KERNEL<T, true, 1, KIND_TERMS>;                                     \
         if constexpr (sizeof(T) == 4)                                                              \
             if (s.is_packed && s.packs == 2)                                                       \
-                kernel = is_max ? KERNEL<T, true, 2, true> : KERNEL<T, true, 2, false>;            \
+                kernel = is_max  ? KERNEL<T, true, 2, KIND_MAX>                                    \
+                         : has_q ? KERNEL<T, true, 2, KIND_DOTS>                                   \
+                                 : KERNEL<T, true, 2, KIND_TERMS>;                                 \
         return cuda_launch(be, what, kernel, blocks, threads, 0, *job);                            \
     } while (0)
 
@@ -636,16 +673,15 @@ static graph_job fwd_job(const graph_attn_args *a, float scale) {
 static status run_fwd(backend *be, graph_job *job) {
     CUDA_WITH_ACT(be, TRY(launch_fwd<T>(be, job)));
     if (job->side.n_splits == 0) return OK;
-    TRY(cuda_launch(be, "the graph attention's long rows", graph_attn_stats_any_kernel,
-                    dim3((unsigned)job->side.n_splits, (unsigned)job->a.n_heads), WHOLE_WARP, 0,
-                    *job));
+    if (job->a.f == GRAPH_SOFTMAX || job->a.row_sum != NULL)
+        TRY(cuda_launch(be, "the graph attention's long rows", graph_attn_stats_any_kernel,
+                        dim3((unsigned)job->side.n_splits, (unsigned)job->a.n_heads), WHOLE_WARP, 0,
+                        *job));
     CUDA_WITH_ACT(be, return combine<T, false>(be, job));
 }
 
-status cuda_graph_attn_fwd(backend *be, const graph_attn_args *a) {
+static status forward(backend *be, const graph_attn_args *a) {
     graph_job job = fwd_job(a, 1);
-    TRY(graph_attn_args_check(a, false));
-    TRY(cuda_enter(be));
     bool normalises = a->weights != NULL && a->f == GRAPH_SOFTMAX;
     size_t sums = normalises && a->row_sum == NULL ? (size_t)a->g.rows.n * (size_t)a->n_heads : 0;
     char *memory = NULL;
@@ -662,6 +698,26 @@ status cuda_graph_attn_fwd(backend *be, const graph_attn_args *a) {
     return cuda_launch(be, "the graph attention's weights", graph_attn_normalise_any_kernel,
                        dim3((unsigned)cuda_div_up(a->g.rows.n_pieces, GRAPH_WARPS)),
                        dim3(WHOLE_WARP, GRAPH_WARPS), 0, job.a);
+}
+
+status cuda_graph_attn_fwd(backend *be, const graph_attn_args *a) {
+    TRY(graph_attn_args_check(a, false));
+    TRY(cuda_enter(be));
+    return forward(be, a);
+}
+
+/* dv alone, with weights that need nothing else of a row: the forward pass of the graph whose rows
+ * are the columns. */
+static graph_attn_args across(const graph_attn_args *a) {
+    graph_attn_args by_columns = *a;
+    by_columns.g.rows = a->g.columns, by_columns.g.columns = a->g.rows;
+    by_columns.q = a->k, by_columns.stride_q = a->stride_k;
+    by_columns.k = a->q, by_columns.stride_k = a->stride_q;
+    by_columns.left = a->right, by_columns.right = a->left;
+    by_columns.v = a->dout, by_columns.stride_v = a->stride_out;
+    by_columns.out = a->dv, by_columns.stride_out = a->stride_v;
+    by_columns.row_sum = by_columns.weights = NULL;
+    return by_columns;
 }
 
 /* dq and dleft: sums over rows with weights dx. */
@@ -713,6 +769,10 @@ status cuda_graph_attn_bwd(backend *be, const graph_attn_args *a) {
     bool is_shared = a->dbias != NULL && !is_own, has_rows = a->dq != NULL || a->dleft != NULL;
     bool has_dx = has_rows || a->dbias != NULL || a->dk != NULL || a->dright != NULL;
     bool has_delta = a->f == GRAPH_SOFTMAX && has_dx;
+    if (!has_dx && a->dv != NULL && a->f != GRAPH_SOFTMAX && a->sum == GRAPH_SUM) {
+        graph_attn_args by_columns = across(a);
+        return forward(be, &by_columns);
+    }
     size_t heads = (size_t)a->n_heads;
     char *memory = NULL;
     float *own_dx = NULL;
