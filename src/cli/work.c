@@ -155,7 +155,9 @@ static status read_kind(const split_args *a, split_rule *out) {
     if (a->split != NULL) TRY(split_kind_parse(a->split, &kind));
     *out = split_rule_of(kind);
     if (kind == SPLIT_TIME && a->time_cut == NULL)
-        return fail(ERR_USAGE, "--split time needs the time: --time-cut T");
+        return fail(ERR_USAGE, "--split time needs a date, as in --time-cut 2024-01-31; 'hstu "
+                               "info' shows the range of the "
+                               "data");
     if (kind != SPLIT_TIME && a->time_cut != NULL)
         return fail(ERR_USAGE, "--time-cut belongs to --split time, not to %s", a->split);
     if (a->time_cut == NULL) return OK;

@@ -347,7 +347,7 @@ status cmd_recommend(int argc, char **argv) {
         OPT_TEXT("--search", &a.search, "HOW",
                  "Of a mixture of logits: exact (default), or two stages, in which the N best by "
                  "mean:N, components:N or mean:N+components:N are scored exactly. The recall for "
-                 "the first users is printed (docs/mol.md)."),
+                 "the first users is printed (docs/models.md)."),
         OPT_GROUP("Output"),
         OPT_CHOICE("--format", &a.chosen_format, "FORMAT", answer_formats, ANSWER_FORMATS),
         OPT_FLAG("--json", &a.is_json, "Same as --format jsonl."),

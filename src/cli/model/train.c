@@ -103,7 +103,8 @@ static status print_next(const train_printer *p, bool is_evaluated) {
     if (st == OK) st = show_word(&line, p->run);
     if (st == OK) st = buf_text(&line, " --data ");
     if (st == OK) st = show_word(&line, p->data);
-    if (st == OK) printf("  Next      %s\n", buf_str(&line));
+    bool has_baselines = is_evaluated && p->session->config->task == TASK_RETRIEVAL;
+    if (st == OK) printf("  Next      %s%s\n", buf_str(&line), has_baselines ? " --baselines" : "");
     buf_fini(&line);
     return st;
 }

@@ -406,7 +406,7 @@ TEST(eval_is_the_next_command) {
                          "--epochs 1");
     const char *next = strstr(text, "  Next      hstu eval");
     CHECK(next != NULL);
-    CHECK_CONTAINS(next, "hstu eval 'a run' --data 'it'\\''s data'\n");
+    CHECK_CONTAINS(next, "hstu eval 'a run' --data 'it'\\''s data' --baselines\n");
     char line[512];
     snprintf(line, sizeof line, "%.*s", (int)strcspn(next + 17, "\n"), next + 17);
     free(text);
