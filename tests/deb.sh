@@ -13,10 +13,13 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 make -s deb >"$work/log" 2>&1 || { tail -n 20 "$work/log"; fail "make deb"; }
 grep -q 'lintian: nothing to say' "$work/log" || fail "lintian did not run"
-timeout 300 mmdebstrap --variant=apt --quiet bookworm "$work/root" "${DEBIAN:-http://deb.debian.org/debian}" >"$work/log" 2>&1 ||
+timeout 300 mmdebstrap --variant=apt --skip=cleanup/apt/lists --quiet bookworm "$work/root" "${DEBIAN:-http://deb.debian.org/debian}" >"$work/log" 2>&1 ||
     { tail -n 2 "$work/log"; exit 77; }
-cp build/deb/*.deb "$work/root/tmp"
-inside() { chroot "$work/root" env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@" >"$work/log" 2>&1; }
+cp build/deb/*.deb "$work/root/tmp" && rm "$work"/root/tmp/*dbgsym* && cp /etc/resolv.conf "$work/root/etc"
+inside() {
+    unshare --mount sh -c 'mount --bind /proc "$0/proc" && exec chroot "$0" env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"' \
+        "$work/root" "$@" >"$work/log" 2>&1
+}
 before=$(find "$work/root/usr" | grep -c hstu || true)
 inside sh -c 'apt-get install -y -q --no-install-recommends /tmp/*.deb' || { tail -n 20 "$work/log"; fail "apt-get install"; }
 inside sh -c 'cd /root && hstu synth --out data --users 100 --items 50 --mean-len 10 --seed 1 &&

@@ -60,13 +60,30 @@ build_libraries() {
         (cd "$deps" && $cc $flags -DZSTD_DISABLE_ASM=1 -c "$file")
     done
     sed -E 's/\$\{HAVE_SYS_UIO_H_01\}/1/; s/\$\{PROJECT_VERSION_[A-Z]*\}/1/' "$snappy/snappy-stubs-public.h.in" >"$deps/include/snappy-stubs-public.h"
-    # snappy is C++, of which its C functions need only this; a C++ library would be built for minutes.
+    # snappy is C++, of which its C functions need only this; a C++ library would be built for minutes.  Weak: CUDA brings one.
     cat >"$deps/new.c" <<'END'
+#include <pthread.h>
 #include <stdlib.h>
-void *_Znwm(size_t n) { void *p = malloc(n); if (p == NULL) abort(); return p; }
-void _ZdlPv(void *p) { free(p); }
-void _ZdlPvm(void *p, size_t n) { (void)n; free(p); }
-void __cxa_pure_virtual(void) { abort(); }
+#define WEAK __attribute__((weak))
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+WEAK int __cxa_guard_acquire(char *is_done) {
+    pthread_mutex_lock(&lock);
+    if (!*is_done) return 1;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+WEAK void __cxa_guard_release(char *is_done) {
+    __atomic_store_n(is_done, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+}
+WEAK void *_Znwm(size_t n) {
+    void *p = malloc(n);
+    if (p == NULL) abort();
+    return p;
+}
+WEAK void _ZdlPv(void *p) { free(p); }
+WEAK void _ZdlPvm(void *p, size_t n) { (void)n; free(p); }
+WEAK void __cxa_pure_virtual(void) { abort(); }
 END
     (cd "$deps" && $cc $flags -c new.c)
     for file in "$snappy"/snappy{,-c,-sinksource,-stubs-internal}.cc; do
@@ -101,6 +118,7 @@ for target in "$@"; do
     else
         options+=(CUDA=0 LDFLAGS="$link")
     fi
+    [ "$place/hstu" -nt "$deps/done" ] || rm -f "$place"/{hstu,libhstu.so} # make does not know that libraries are new
     make "${options[@]}" B="$place" "$place/hstu" ${WITH_LIBRARY:+"$place/libhstu.so"}
     [ -n "${WITH_CUDA:-}" ] || { cp "$place/hstu" "$out" && echo "$out"; }
 done
