@@ -51,7 +51,7 @@ static void add_pairs(mirror *m, mol_args *a) {
     MIRROR_ROWS(m, a, user, IN, ACT, a->n_user, a->n * a->dim, a->user_stride * a->dim);
     MIRROR(m, a, items, IN, ACT, (int64_t)a->n_items * a->n_item * a->dim);
     for (int k = 0; k < 2; k++) {
-        MIRROR(m, a, pair_w[k], IN, F32, n_weight);
+        MIRROR(m, a, pair_w[k], IN, FACTOR, n_weight);
         MIRROR(m, a, pair_b[k], IN, F32, k == 0 ? a->pair_hidden : n_gate);
     }
 }
