@@ -26,7 +26,8 @@ mol_pairs_bwd_any_kernel<float, 8, 4>  a warp has the logits, gates and two grad
 mol_pairs_bwd_any_kernel<__half, 8, 2>   the same
 mol_pairs_bwd_any_kernel<__half, 4, 4>   the same
 mol_pairs_bwd_any_kernel<__half, 4, 2>   the same
-mol_pairs_fwd_any_kernel<__half, 4>      the same, once a tile
+mol_pairs_fwd_any_kernel<__half, 4, 4>   the same, some numbers a tile
+mol_pairs_fwd_any_kernel<__half, 4, 2>   the same
 '
 
 # A report older than its source is out of date.

@@ -136,6 +136,12 @@ __device__ static inline float ex2_approx(float x) {
     return y;
 }
 
+__device__ static inline float rcp_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ static inline uint32_t cvt_rna_tf32(float x) {
     uint32_t y;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));

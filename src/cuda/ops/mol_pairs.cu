@@ -23,11 +23,38 @@ enum {
     THREADS = WARPS * WARP,
     TILE = 16,
     HIDDEN = 128,
-    STRIDE = HIDDEN + 8, /* of rows of hidden values in shared memory: in other banks */
     OWN_TILES = 2 * HIDDEN / TILE / WARPS, /* a warp's share of the two matrices' gradients */
+    STRIDE = HIDDEN + 8, /* of rows of hidden values in shared memory: in other banks */
     MOST = 8,
     MOST_PARTS = 4
 };
+
+/* Of a sum that is neither 0 nor denormal, and of a number. */
+template <typename T> __device__ static inline float reciprocal(float x) {
+    return sizeof(T) == 4 ? 1 / x : rcp_approx(x);
+}
+template <typename T> __device__ static inline float log_of(float x) {
+    return sizeof(T) == 4 ? logf(x) : __logf(x);
+}
+template <typename T> __device__ static inline float sigmoid_of(float x) {
+    return sizeof(T) == 4 ? sigmoid<T>(x) : rcp_approx(1 + ex2_approx(-1.44269504f * x));
+}
+
+/* silu(x), and its slope. */
+template <typename T> __device__ static inline float silu_of(float x, float *slope) {
+    if constexpr (sizeof(T) == 4) {
+        float s = sigmoid<T>(x), y = x * s;
+        *slope = s + y * (1 - s);
+        return y;
+    } else { /* with h = x / 2: h (1 + tanh h), as in attn_sm80.cuh */
+        float h = 0.5f * x, t = tanh_approx(h), y = fmaf(h, t, h);
+        *slope = fmaf(0.5f, fmaf(-y, t, y) + t, 0.5f);
+        return y;
+    }
+}
+
+/* The shape of the published configs but one. */
+template <typename T, int NX> constexpr bool IS_QUICK = NX == 4 && sizeof(T) == 2;
 
 /* Two numbers of a fragment (ptx.cuh). */
 template <typename T> struct mol_two { using type = uint32_t; };
@@ -255,21 +282,27 @@ __device__ static inline void drop_logits(const mol_args &a, const dropout &from
     }
 }
 
+/* The width of vectors, known in the kernels that matter, so that addresses differ by constants. */
+template <typename T, int NX, int PARTS> __device__ static inline int width_of(const mol_job &j) {
+    return IS_QUICK<T, NX> ? 32 * PARTS : j.width;
+}
+
 /* The logits of a tile. */
-template <typename T, int NX>
+template <typename T, int NX, int PARTS>
 __device__ static inline void tile_logits(const mol_job &j, int64_t i, const int32_t (&row)[2],
                                           float (&s)[NX][4]) {
     const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const int width = width_of<T, NX, PARTS>(j);
     const float scale = 1 / j.a.temperature;
 #pragma unroll
     for (int r = 0; r < NX; r++)
         s[r][0] = s[r][1] = s[r][2] = s[r][3] = 0;
-    for (int c = 8 * t; c < j.width; c += 32) {
-        eight<T> q = load_eight<T>(j.o.query, (i * MOST + g) * j.width + c);
+    for (int c = 8 * t; c < width; c += 32) {
+        eight<T> q = load_eight<T>(j.o.query, (i * MOST + g) * width + c);
 #pragma unroll
         for (int r = 0; r < NX; r++) {
-            eight<T> x = load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * j.width + c);
-            eight<T> y = load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * j.width + c);
+            eight<T> x = load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * width + c);
+            eight<T> y = load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * width + c);
             mma<T>(s[r], x.v[0], y.v[0], x.v[1], y.v[1], q.v[0], q.v[1]);
             mma<T>(s[r], x.v[2], y.v[2], x.v[3], y.v[3], q.v[2], q.v[3]);
         }
@@ -342,11 +375,8 @@ __device__ static inline void tile_mlp(const T *weights, const float *bias,
             float z[4] = {b.x, b.y, b.x, b.y}, f[4], df[4];
             over_logits<T, NX>(weights, 2 * n + k, in, z);
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                float x = sigmoid<T>(z[c]);
-                f[c] = z[c] * x;
-                df[c] = x + f[c] * (1 - x);
-            }
+            for (int c = 0; c < 4; c++)
+                f[c] = silu_of<T>(z[c], &df[c]);
             y[k][0] = make_two<T>(f[0], f[1]);
             y[k][1] = make_two<T>(f[2], f[3]);
             if (hidden == NULL) continue;
@@ -365,24 +395,42 @@ __device__ static inline float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* A lane's gates of one pair. */
-template <int NX> struct mixture { float g[NX][2], soft[NX][2], gate[NX][2], factor[NX][2], sum; };
+/* A lane's gates of one pair, and the slopes of SiLU there. */
+template <int NX> struct mixture {
+    float slope[NX][2], soft[NX][2], sum, kept; /* factor of a gate that is kept */
+    uint32_t is_kept;                           /* bit 2 r + e */
+
+    __device__ float factor(int k) const {
+        return is_kept >> k & 1 ? kept : 0;
+    }
+    __device__ float gate(int k, float back) const { /* back: 1 / sum */
+        return soft[k / 2][k % 2] * factor(k) * back;
+    }
+};
+
+/* Of a fragment, the numbers of pair h. */
+template <int NX>
+__device__ static inline void take_pair(const float (&x)[NX][4], int h, float (&y)[NX][2]) {
+#pragma unroll
+    for (int k = 0; k < 2 * NX; k++)
+        y[k / 2][k % 2] = h == 0 ? x[k / 2][k % 2] : x[k / 2][k % 2 + 2];
+}
 
 template <typename T, int NX>
-__device__ static inline void tile_mix(const mol_args &a, const lane_pairs &own, int h,
+__device__ static inline void tile_mix(const mol_args &a, int64_t i, int j,
                                        const pack<two<T>, NX> &query, const pack<two<T>, NX> &item,
-                                       const float (&pair)[NX][4], mixture<NX> &m) {
+                                       const float (&pair)[NX][2], mixture<NX> &m) {
     const int t = (int)threadIdx.x % 4;
     float largest = -INFINITY, sum = 0, kept = 0;
 #pragma unroll
     for (int r = 0; r < NX; r++) {
-        float2 q = two_floats(query.v[r]), x = two_floats(item.v[r]);
-        m.g[r][0] = q.x * x.x + pair[r][2 * h];
-        m.g[r][1] = q.y * x.y + pair[r][2 * h + 1];
+        float2 q = two_floats(query.v[r]), y = two_floats(item.v[r]);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             bool is_own = r < a.n_item && 2 * t + e < a.n_query;
-            m.soft[r][e] = is_own ? m.g[r][e] * sigmoid<T>(m.g[r][e]) : -INFINITY;
+            float g = (e == 0 ? q.x * y.x : q.y * y.y) + pair[r][e], x = sigmoid_of<T>(g);
+            m.slope[r][e] = x * (1 + g * (1 - x));
+            m.soft[r][e] = is_own ? g * x : -INFINITY;
             largest = fmaxf(largest, m.soft[r][e]);
         }
     }
@@ -391,23 +439,22 @@ __device__ static inline void tile_mix(const mol_args &a, const lane_pairs &own,
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
         float &x = m.soft[k / 2][k % 2];
-        x = __expf(x - largest);
+        x = sizeof(T) == 4 ? __expf(x - largest) : ex2_approx(1.44269504f * (x - largest));
         sum += x;
     }
-    sum = 1 / quad_sum(sum);
-    drop_logits<NX>(a, a.drop_gate, own.i, own.j[h], m.factor);
+    sum = reciprocal<T>(quad_sum(sum));
+    float factor[NX][2];
+    drop_logits<NX>(a, a.drop_gate, i, j, factor);
+    m.is_kept = 0;
+    m.kept = a.drop_gate.rate > 0 ? 1 / (1 - a.drop_gate.rate) : 1;
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
         float &x = m.soft[k / 2][k % 2];
         x *= sum;
-        m.gate[k / 2][k % 2] = x * m.factor[k / 2][k % 2];
-        kept += m.gate[k / 2][k % 2];
+        if (factor[k / 2][k % 2] > 0) m.is_kept |= 1u << k;
+        kept += x * factor[k / 2][k % 2];
     }
     m.sum = fmaxf(quad_sum(kept), 1e-6f);
-    kept = 1 / m.sum;
-#pragma unroll
-    for (int k = 0; k < 2 * NX; k++)
-        m.gate[k / 2][k % 2] *= kept;
 }
 
 /* The tile from pair `first` on of query i; a query of no row (is_there false) has no pairs. */
@@ -452,8 +499,8 @@ template <typename T, int NX> static constexpr size_t weights_bytes(int n_matric
            (IS_SHARED<T, NX> ? (size_t)n_matrices * HIDDEN * 8 * NX * sizeof(T) : 0);
 }
 
-template <typename T, int NX>
-static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 4 : 2)
+template <typename T, int NX, int PARTS>
+static __global__ void __launch_bounds__(THREADS, IS_QUICK<T, NX> ? 4 : 2)
     mol_pairs_fwd_any_kernel(const __grid_constant__ mol_job j) {
     extern __shared__ uint4 room[];
     const mol_args &a = j.a;
@@ -468,28 +515,33 @@ static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 4 
         const lane_pairs own = tile_begin(a, i, (int)(u % n_blocks) * TILE, true);
         float s[NX][4], g[NX][4];
         two<T> in[NX][2];
-        tile_logits<T, NX>(j, i, own.row, s);
+        tile_logits<T, NX, PARTS>(j, i, own.row, s);
         tile_drop<T, NX>(a, own, s, in);
         tile_mlp<T, NX>(weights, bias, in, (T *)NULL, (T *)NULL, g);
         const pack<two<T>, NX> query = load_gate<T, NX>(j.o.query_gate, i);
-#pragma unroll
+#pragma unroll 1
         for (int h = 0; h < 2; h++) {
+            const int pair = own.j[h];
+            float own_s[NX][2], own_g[NX][2], sum = 0;
             mixture<NX> m;
-            float sum = 0;
-            tile_mix<T, NX>(a, own, h, query, load_gate<T, NX>(j.o.item_gate, own.row[h]), g, m);
+            take_pair<NX>(s, h, own_s);
+            take_pair<NX>(g, h, own_g);
+            tile_mix<T, NX>(a, i, pair, query, load_gate<T, NX>(j.o.item_gate, own.row[h]), own_g,
+                            m);
+            const float back = reciprocal<T>(m.sum);
 #pragma unroll
             for (int k = 0; k < 2 * NX; k++)
-                sum += m.gate[k / 2][k % 2] * s[k / 2][2 * h + k % 2];
+                sum += m.gate(k, back) * own_s[k / 2][k % 2];
             sum = quad_sum(sum);
-            if (own.j[h] >= a.n_each) continue;
-            int64_t at = (i * a.n_each + own.j[h]) * n;
-            if (t == 0) a.sim[i * a.sim_row + own.j[h] * a.sim_pair] = sum;
+            if (pair >= a.n_each) continue;
+            int64_t at = (i * a.n_each + pair) * n;
+            if (t == 0) a.sim[i * a.sim_row + pair * a.sim_pair] = sum;
             if (a.gate == NULL && a.s == NULL) continue;
 #pragma unroll
             for (int k = 0; k < 2 * NX; k++) {
                 int logit = logit_of(a, k / 2 * 8 + 2 * t + k % 2);
-                if (logit >= 0 && a.gate != NULL) a.gate[at + logit] = m.gate[k / 2][k % 2];
-                if (logit >= 0 && a.s != NULL) a.s[at + logit] = s[k / 2][2 * h + k % 2];
+                if (logit >= 0 && a.gate != NULL) a.gate[at + logit] = m.gate(k, back);
+                if (logit >= 0 && a.s != NULL) a.s[at + logit] = own_s[k / 2][k % 2];
             }
         }
     }
@@ -497,64 +549,69 @@ static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 4 
 
 /* What a warp of the backward pass adds up: of W1 and its bias, or of W2 and its bias. */
 template <int NX> struct sums {
-    float matrix[OWN_TILES][NX][4], bias[NX > OWN_TILES ? NX : OWN_TILES][4];
+    float matrix[OWN_TILES][NX][4], bias[OWN_TILES][4]; /* a warp of W2 has a share of its bias */
 };
 
 /* From a pair's mixture to the gradients of its logits, without those through the MLP, and g. */
 template <typename T, int NX>
 __device__ static inline void
-tile_mix_bwd(const mol_args &a, const lane_pairs &own, int h, float scale, const mixture<NX> &m,
-             const float (&s)[NX][4], two<T> (&ds)[NX][2], float (&dg)[NX][4]) {
+tile_mix_bwd(const mol_args &a, int64_t i, int j, bool is_there, float scale, const mixture<NX> &m,
+             const float (&s)[NX][2], two<T> (&ds)[NX], float (&dg)[NX][2]) {
     const int t = (int)threadIdx.x % 4;
-    const bool is_there = own.row[h] < a.n_items;
-    const bool is_balanced = a.balance > 0 && is_there && own.j[h] == a.n_each - 1;
-    const float dsim = is_there ? a.dsim[own.i * a.n_each + own.j[h]] / scale : 0, e = 1e-6f;
-    const float weight = is_balanced ? *a.grad_scale / scale * a.balance : 0, back = 1 / m.sum;
+    const bool is_balanced = a.balance > 0 && is_there && j == a.n_each - 1;
+    const float unit = reciprocal<T>(scale), back = reciprocal<T>(m.sum), e = 1e-6f;
+    const float dsim = is_there ? a.dsim[i * a.n_each + j] * unit : 0;
+    const float weight = is_balanced ? *a.grad_scale * unit * a.balance : 0;
     float along = 0, total = 0;
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
         const int r = k / 2, c = k % 2;
-        float gate = m.gate[r][c], &d = dg[r][2 * h + c];
-        d = dsim * s[r][2 * h + c];
+        float gate = m.gate(k, back), &d = dg[r][c];
+        d = dsim * s[r][c];
         int logit = logit_of(a, 8 * r + 2 * t + c);
         if (is_balanced && logit >= 0) {
             float mean = a.mean[logit];
-            d += weight * (logf(mean + e) + mean / (mean + e) - logf(gate + e) - gate / (gate + e));
+            d += weight * (log_of<T>(mean + e) - log_of<T>(gate + e) + e * reciprocal<T>(gate + e) -
+                           e * reciprocal<T>(mean + e));
         }
         along += d * gate;
     }
 #pragma unroll
     for (int r = 0; r < NX; r++)
-        ds[r][h] = make_two<T>(dsim * m.gate[r][0], dsim * m.gate[r][1]);
+        ds[r] = make_two<T>(dsim * m.gate(2 * r, back), dsim * m.gate(2 * r + 1, back));
     along = quad_sum(along);
     if (!(m.sum > e)) along = 0;
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
-        float &d = dg[k / 2][2 * h + k % 2];
-        d = (d - along) * back * m.factor[k / 2][k % 2];
+        float &d = dg[k / 2][k % 2];
+        d = (d - along) * back * m.factor(k);
         total += d * m.soft[k / 2][k % 2];
     }
     total = quad_sum(total);
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
-        float &d = dg[k / 2][2 * h + k % 2], g = m.g[k / 2][k % 2], x = sigmoid<T>(g);
-        d = m.soft[k / 2][k % 2] * (d - total) * x * (1 + g * (1 - x));
+        float &d = dg[k / 2][k % 2];
+        d = m.soft[k / 2][k % 2] * (d - total) * m.slope[k / 2][k % 2];
     }
 }
 
-/* A fragment of rows `c` .. c + 15 of the transposed tile (pairs, stride), over 16 pairs. */
-template <typename T>
+/* Of the transposed tile (pairs, stride), rows `c` .. c + 15 over 16 pairs: the fragment of a left
+ * operand; turned, those of two right operands, one after the other. */
+template <typename T, bool IS_RIGHT>
 __device__ static inline void load_turned(const T *tile, int stride, int c, two<T> (&x)[4]) {
     const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const T *from = tile + (k / 2 * 8 + 2 * t) * stride + c + k % 2 * 8 + g;
+            const int pair = IS_RIGHT ? k % 2 : k / 2, row = IS_RIGHT ? k / 2 : k % 2;
+            const T *from = tile + (pair * 8 + 2 * t) * stride + c + row * 8 + g;
             x[k] = make_float2(from[0], from[stride]);
         }
     } else {
-        int row = lane / 16 * 8 + lane % 8, column = c + lane / 8 % 2 * 8;
-        ldmatrix_x4_trans(x, shared_address(tile + row * stride + column));
+        const int first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+        const int pair = lane % 8 + (IS_RIGHT ? first : second);
+        const int column = c + (IS_RIGHT ? second : first);
+        ldmatrix_x4_trans(x, shared_address(tile + pair * stride + column));
     }
 }
 
@@ -563,38 +620,49 @@ __device__ static inline void load_turned(const T *tile, int stride, int c, two<
 template <typename T, int NX> struct block_tiles {
     static constexpr int ROWS = WARPS * TILE, LOGITS = 8 * NX + 8;
     T hidden[ROWS * STRIDE], dz[ROWS * STRIDE], in[ROWS * LOGITS], dg[ROWS * LOGITS];
+    pack<float, 2 * NX> dgate[THREADS]; /* gradients of a lane's gates of the query */
 };
 
-/* The gradients of W1 (a half of the warps) and W2 over the pairs of a block. */
-template <typename T, int NX>
-__device__ static inline void add_weights(const block_tiles<T, NX> &tiles, sums<NX> &sum) {
-    using B = block_tiles<T, NX>;
-    const int warp = (int)threadIdx.x / WARP, first = warp % (WARPS / 2) * OWN_TILES * TILE;
-    const T *rows = warp < WARPS / 2 ? tiles.dz : tiles.hidden;
-    const T *columns = warp < WARPS / 2 ? tiles.in : tiles.dg;
+/* The gradients of W1 (a half of the warps) or W2 over the pairs of a block, and of a bias: a warp
+ * of W1 has the bias of its hidden values, one of W2 that of a share of the logits. */
+template <typename T, int NX, bool IS_FIRST>
+__device__ static inline void add_matrix(const T *rows, const T *columns, int share,
+                                         sums<NX> &sum) {
+    constexpr int LOGITS = block_tiles<T, NX>::LOGITS;
     const two<T> one = make_two<T>(1, 1);
-#pragma unroll 1
+#pragma unroll(IS_QUICK <T, NX> ? 4 : 1)
     for (int k = 0; k < WARPS; k++) {
         two<T> x[OWN_TILES][4], y[4];
 #pragma unroll
         for (int m = 0; m < OWN_TILES; m++) {
-            load_turned<T>(rows + k * TILE * STRIDE, STRIDE, first + m * TILE, x[m]);
-            if (warp < WARPS / 2) mma<T>(sum.bias[m], x[m][0], x[m][1], x[m][2], x[m][3], one, one);
+            load_turned<T, false>(rows + k * TILE * STRIDE, STRIDE, (share * OWN_TILES + m) * TILE,
+                                  x[m]);
+            if (IS_FIRST) mma<T>(sum.bias[m], x[m][0], x[m][1], x[m][2], x[m][3], one, one);
+        }
+#pragma unroll
+        for (int r = 0; r < NX && !IS_FIRST; r += WARPS / 2) {
+            load_turned<T, true>(columns + k * TILE * LOGITS, LOGITS, 8 * ((share + r) % NX), y);
+            mma<T>(sum.bias[r / (WARPS / 2)], one, one, one, one, y[0], y[1]);
         }
 #pragma unroll
         for (int r = 0; r < NX; r += 2) {
-            load_turned<T>(columns + k * TILE * B::LOGITS, B::LOGITS, 8 * r, y);
-            if (warp >= WARPS / 2) {
-                mma<T>(sum.bias[r], one, one, one, one, y[0], y[2]);
-                mma<T>(sum.bias[r + 1], one, one, one, one, y[1], y[3]);
-            }
+            load_turned<T, true>(columns + k * TILE * LOGITS, LOGITS, 8 * r, y);
 #pragma unroll
             for (int m = 0; m < OWN_TILES; m++) {
-                mma<T>(sum.matrix[m][r], x[m][0], x[m][1], x[m][2], x[m][3], y[0], y[2]);
-                mma<T>(sum.matrix[m][r + 1], x[m][0], x[m][1], x[m][2], x[m][3], y[1], y[3]);
+                mma<T>(sum.matrix[m][r], x[m][0], x[m][1], x[m][2], x[m][3], y[0], y[1]);
+                mma<T>(sum.matrix[m][r + 1], x[m][0], x[m][1], x[m][2], x[m][3], y[2], y[3]);
             }
         }
     }
+}
+
+template <typename T, int NX>
+__device__ static inline void add_weights(const block_tiles<T, NX> &tiles, sums<NX> &sum) {
+    const int warp = (int)threadIdx.x / WARP, share = warp % (WARPS / 2);
+    if (warp < WARPS / 2)
+        add_matrix<T, NX, true>(tiles.dz, tiles.in, share, sum);
+    else
+        add_matrix<T, NX, false>(tiles.hidden, tiles.dg, share, sum);
 }
 
 /* A block's sums to memory. */
@@ -615,9 +683,10 @@ template <int NX> __device__ static inline void put_sums(const mol_job &j, const
         bias[row + 8] = sum.bias[m][2];
     }
 #pragma unroll
-    for (int k = 0; k < 2 * NX; k++)
-        if (warp == WARPS / 2 && g == 0)
-            bias[HIDDEN + k / 2 * 8 + 2 * t + k % 2] = sum.bias[k / 2][k % 2];
+    for (int r = 0; r < NX; r++)
+        for (int e = 0; e < 2; e++)
+            if (warp == WARPS / 2 + r % (WARPS / 2) && g == 0)
+                bias[HIDDEN + 8 * r + 2 * t + e] = sum.bias[r / (WARPS / 2)][e];
 }
 
 __device__ static inline void act_put(void *to, act_type act, int64_t at, float x) {
@@ -629,13 +698,20 @@ __device__ static inline void act_put(void *to, act_type act, int64_t at, float 
         ((float *)to)[at] = x;
 }
 
+/* x, which the compiler does not know, so that nothing made of it leaves a loop: registers are few.
+ */
+__device__ static inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* A query's gradients: dq of fragments (tile_query). */
 template <int NX, int PARTS>
 __device__ static inline void put_query(const mol_job &j, act_type act, int64_t i, float scale,
                                         const float (&dq)[2 * PARTS][4],
-                                        const float (&dgate)[NX][2]) {
+                                        const pack<float, 2 * NX> &dgate) {
     const mol_args &a = j.a;
-    const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
+    const int lane = opaque((int)threadIdx.x % WARP), t = lane % 4, g = lane / 4;
     const int n_own = a.n_query - a.n_user, n = a.n_query * a.n_item;
 #pragma unroll
     for (int k = 0; k < 8 * PARTS; k++) {
@@ -649,7 +725,7 @@ __device__ static inline void put_query(const mol_job &j, act_type act, int64_t 
     }
 #pragma unroll
     for (int k = 0; k < 2 * NX; k++) {
-        float x = dgate[k / 2][k % 2];
+        float x = dgate.v[k];
         int logit = logit_of(a, k / 2 * 8 + 2 * t + k % 2);
         for (int l = 4; l < WARP; l *= 2)
             x += __shfl_xor_sync(0xffffffffu, x, l);
@@ -661,7 +737,7 @@ __device__ static inline void put_query(const mol_job &j, act_type act, int64_t 
 template <typename T, int NX, int PARTS>
 __device__ static inline void tile_query(const mol_job &j, const int32_t (&row)[2],
                                          const float (&ds)[NX][4], float (&dq)[2 * PARTS][4]) {
-    const int c = (int)threadIdx.x % 4 * 8;
+    const int c = (int)threadIdx.x % 4 * 8, width = width_of<T, NX, PARTS>(j);
 #pragma unroll
     for (int r = 0; r < NX; r++) {
         if (r >= j.a.n_item) continue;
@@ -669,11 +745,9 @@ __device__ static inline void tile_query(const mol_job &j, const int32_t (&row)[
         two<T> b1 = turn<T>(make_two<T>(ds[r][2], ds[r][3]));
 #pragma unroll
         for (int k = 0; k < PARTS; k++) {
-            if (32 * k >= j.width) continue;
-            eight<T> x =
-                load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * j.width + c + 32 * k);
-            eight<T> y =
-                load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * j.width + c + 32 * k);
+            if (32 * k >= width) continue;
+            eight<T> x = load_eight<T>(j.o.items, ((int64_t)row[0] * NX + r) * width + c + 32 * k);
+            eight<T> y = load_eight<T>(j.o.items, ((int64_t)row[1] * NX + r) * width + c + 32 * k);
 #pragma unroll
             for (int e = 0; e < 4; e += 2)
                 mma<T>(dq[2 * k + e / 2], turn<T>(x.v[e]), turn<T>(x.v[e + 1]), turn<T>(y.v[e]),
@@ -682,12 +756,10 @@ __device__ static inline void tile_query(const mol_job &j, const int32_t (&row)[
     }
 }
 
-/* ds = those that do not go through the MLP and the gradients through the MLP, whose hidden values'
- * gradients replace the slopes. */
+/* ds = the gradients of logits through the MLP; the hidden values' gradients replace the slopes. */
 template <typename T, int NX>
-__device__ static inline void tile_mlp_bwd(const mol_args &a, const lane_pairs &own,
-                                           const T *weights, const two<T> (&dg)[NX][2], T *slope,
-                                           const two<T> (&direct)[NX][2], float (&ds)[NX][4]) {
+__device__ static inline void tile_mlp_bwd(const T *weights, const two<T> (&dg)[NX][2], T *slope,
+                                           float (&ds)[NX][4]) {
     const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
     const T *second = weights + 2 * HIDDEN * 8 * NX, *first = second + HIDDEN * 8 * NX;
 #pragma unroll
@@ -710,80 +782,82 @@ __device__ static inline void tile_mlp_bwd(const mol_args &a, const lane_pairs &
         }
         over_hidden<T, NX>(first, n, dz, ds);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float factor[NX][2];
-        drop_logits<NX>(a, a.drop_pair, own.i, own.j[h], factor);
-#pragma unroll
-        for (int r = 0; r < NX; r++) {
-            float2 x = two_floats(direct[r][h]);
-            ds[r][2 * h] = ds[r][2 * h] * factor[r][0] + x.x;
-            ds[r][2 * h + 1] = ds[r][2 * h + 1] * factor[r][1] + x.y;
-        }
-    }
 }
 
 /* A tile, forward and backward, but for the gradients of weights. */
 template <typename T, int NX, int PARTS>
 __device__ static inline void tile_bwd(const mol_job &j, const lane_pairs &own, bool is_there,
                                        float scale, const T *weights, const float *bias,
-                                       block_tiles<T, NX> &tiles, sums<NX> &sum,
-                                       float (&dq)[2 * PARTS][4], float (&dgate)[NX][2]) {
+                                       block_tiles<T, NX> &tiles, float (&dq)[2 * PARTS][4]) {
     using B = block_tiles<T, NX>;
     const mol_args &a = j.a;
     const int lane = (int)threadIdx.x % WARP, t = lane % 4, g = lane / 4;
     const int first = (int)threadIdx.x / WARP * TILE;
     T *hidden = tiles.hidden + first * STRIDE, *slope = tiles.dz + first * STRIDE;
-    float ds[NX][4], dg[NX][4];
-    two<T> x[NX][2], direct[NX][2];
+    const int64_t at = ((own.i * a.n_each + own.j[0]) * 4 + t) * 2 * NX;
+    const bool has[2] = {is_there && own.j[0] < a.n_each, is_there && own.j[1] < a.n_each};
+    pack<two<T>, NX> *to_ds = (pack<two<T>, NX> *)((T *)j.o.ds + at);
+    pack<two<T>, NX> *to_dg = (pack<two<T>, NX> *)((T *)j.o.dg + at);
+    T *in = tiles.in + (first + g) * B::LOGITS + 2 * t;
+    T *dg_row = tiles.dg + (first + g) * B::LOGITS + 2 * t;
+    float ds[NX][4];
+    two<T> x[NX][2];
     {
         float s[NX][4], pair[NX][4];
-        tile_logits<T, NX>(j, own.i, own.row, s);
+        tile_logits<T, NX, PARTS>(j, own.i, own.row, s);
         tile_drop<T, NX>(a, own, s, x);
 #pragma unroll
         for (int k = 0; k < 2 * NX; k++)
-            *(two<T> *)(tiles.in + (first + g + k % 2 * 8) * B::LOGITS + k / 2 * 8 + 2 * t) =
-                x[k / 2][k % 2];
+            *(two<T> *)(in + k % 2 * 8 * B::LOGITS + k / 2 * 8) = x[k / 2][k % 2];
         tile_mlp<T, NX>(weights, bias, x, hidden, slope, pair);
         const pack<two<T>, NX> query = load_gate<T, NX>(j.o.query_gate, own.i);
-#pragma unroll
+#pragma unroll 1
         for (int h = 0; h < 2; h++) {
             const pack<two<T>, NX> item = load_gate<T, NX>(j.o.item_gate, own.row[h]);
+            pack<float, 2 *NX> &dgate = tiles.dgate[threadIdx.x];
+            pack<two<T>, NX> direct, both;
+            float own_s[NX][2], own_pair[NX][2], dg[NX][2];
             mixture<NX> m;
-            tile_mix<T, NX>(a, own, h, query, item, pair, m);
-            tile_mix_bwd<T, NX>(a, own, h, scale, m, s, direct, dg);
+            take_pair<NX>(s, h, own_s);
+            take_pair<NX>(pair, h, own_pair);
+            tile_mix<T, NX>(a, own.i, own.j[h], query, item, own_pair, m);
+            tile_mix_bwd<T, NX>(a, own.i, own.j[h], own.row[h] < a.n_items, scale, m, own_s,
+                                direct.v, dg);
 #pragma unroll
-            for (int k = 0; k < 2 * NX; k++) {
-                float2 y = two_floats(item.v[k / 2]);
-                dgate[k / 2][k % 2] += dg[k / 2][2 * h + k % 2] * (k % 2 == 0 ? y.x : y.y);
+            for (int r = 0; r < NX; r++) {
+                const float2 y = two_floats(item.v[r]);
+                both.v[r] = make_two<T>(dg[r][0], dg[r][1]);
+                *(two<T> *)(dg_row + h * 8 * B::LOGITS + r * 8) = both.v[r];
+                dgate.v[2 * r] += dg[r][0] * y.x;
+                dgate.v[2 * r + 1] += dg[r][1] * y.y;
             }
+            if (has[h]) to_ds[h * 8 * 4] = direct, to_dg[h * 8 * 4] = both;
         }
     }
 #pragma unroll
-    for (int k = 0; k < 2 * NX; k++) {
-        x[k / 2][k % 2] = make_two<T>(dg[k / 2][k % 2 * 2], dg[k / 2][k % 2 * 2 + 1]);
-        *(two<T> *)(tiles.dg + (first + g + k % 2 * 8) * B::LOGITS + k / 2 * 8 + 2 * t) =
-            x[k / 2][k % 2];
-    }
-    tile_mlp_bwd<T, NX>(a, own, weights, x, slope, direct, ds);
-    tile_query<T, NX, PARTS>(j, own.row, ds, dq);
+    for (int k = 0; k < 2 * NX; k++)
+        x[k / 2][k % 2] = *(two<T> *)(dg_row + k % 2 * 8 * B::LOGITS + k / 2 * 8);
+    tile_mlp_bwd<T, NX>(weights, x, slope, ds);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (!is_there || own.j[h] >= a.n_each) continue;
-        int64_t at = ((own.i * a.n_each + own.j[h]) * 4 + t) * 2 * NX;
-        pack<two<T>, NX> to_ds, to_dg;
+        pack<two<T>, NX> all = {};
+        float factor[NX][2];
+        if (has[h]) all = to_ds[h * 8 * 4]; /* those that do not go through the MLP */
+        drop_logits<NX>(a, a.drop_pair, own.i, own.j[h], factor);
 #pragma unroll
         for (int r = 0; r < NX; r++) {
-            to_ds.v[r] = make_two<T>(ds[r][2 * h], ds[r][2 * h + 1]);
-            to_dg.v[r] = x[r][h];
+            float2 y = two_floats(all.v[r]);
+            ds[r][2 * h] = ds[r][2 * h] * factor[r][0] + y.x;
+            ds[r][2 * h + 1] = ds[r][2 * h + 1] * factor[r][1] + y.y;
+            all.v[r] = make_two<T>(ds[r][2 * h], ds[r][2 * h + 1]);
         }
-        *(pack<two<T>, NX> *)((T *)j.o.ds + at) = to_ds;
-        *(pack<two<T>, NX> *)((T *)j.o.dg + at) = to_dg;
+        if (has[h]) to_ds[h * 8 * 4] = all;
     }
+    tile_query<T, NX, PARTS>(j, own.row, ds, dq);
 }
 
 template <typename T, int NX, int PARTS>
-static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 2 : 1)
+static __global__ void __launch_bounds__(THREADS, IS_QUICK<T, NX> ? 2 : 1)
     mol_pairs_bwd_any_kernel(const __grid_constant__ mol_job j, act_type act) {
     extern __shared__ uint4 room[];
     const mol_args &a = j.a;
@@ -797,16 +871,17 @@ static __global__ void __launch_bounds__(THREADS, NX == 4 && sizeof(T) == 2 ? 2 
          first += (int64_t)gridDim.x * WARPS) {
         const bool is_there = first + threadIdx.x / WARP < a.n;
         const int64_t i = is_there ? first + threadIdx.x / WARP : first;
-        float dq[2 * PARTS][4] = {}, dgate[NX][2] = {};
+        float dq[2 * PARTS][4] = {};
+        tiles.dgate[threadIdx.x] = {};
 #pragma unroll 1
         for (int from = 0; from < a.n_each; from += TILE) {
             const lane_pairs own = tile_begin(a, i, from, is_there);
-            tile_bwd<T, NX, PARTS>(j, own, is_there, scale, weights, bias, tiles, sum, dq, dgate);
+            tile_bwd<T, NX, PARTS>(j, own, is_there, scale, weights, bias, tiles, dq);
             __syncthreads();
             add_weights<T, NX>(tiles, sum);
             __syncthreads();
         }
-        if (is_there) put_query<NX, PARTS>(j, act, i, scale, dq, dgate);
+        if (is_there) put_query<NX, PARTS>(j, act, i, scale, dq, tiles.dgate[threadIdx.x]);
     }
     put_sums<NX>(j, sum);
 }
@@ -847,7 +922,7 @@ static __global__ void __launch_bounds__(THREADS) mol_items_any_kernel(const mol
     __shared__ float gates[WARPS][8 * NX], rows[WARPS][8][8];
     const mol_args &a = j.a;
     const int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    const int t = lane % 4, g = lane / 4;
+    const int t = lane % 4, g = lane / 4, width = width_of<T, NX, PARTS>(j);
     const int64_t item = blockIdx.x;
     const int begin = a.groups.begin[item], end = a.groups.begin[item + 1];
     const float scale = scale_of<T>(a);
@@ -865,10 +940,10 @@ static __global__ void __launch_bounds__(THREADS) mol_items_any_kernel(const mol
                 const int64_t i = __shfl_sync(0xffffffffu, query, m + h);
                 if (pair < 0) continue;
                 if (g < NX) b[h] = ((const two<T> *)j.o.ds)[(pair * 4 + t) * NX + g];
-                const T *from = (const T *)j.o.turned + (i * WARP + lane) * (j.width / 4);
+                const T *from = (const T *)j.o.turned + (i * WARP + lane) * (width / 4);
 #pragma unroll
                 for (int c = 0; c < PARTS; c++) {
-                    if (32 * c >= j.width) continue;
+                    if (32 * c >= width) continue;
                     eight<T> y = load_eight<T>(from, 8 * c);
 #pragma unroll
                     for (int v = 0; v < 4; v++)
@@ -910,7 +985,7 @@ static __global__ void __launch_bounds__(THREADS) mol_items_any_kernel(const mol
     /* The warps' sums, 8 rows at a time. */
 #pragma unroll
     for (int r = 0; r < 4 * PARTS; r++) {
-        if (8 * r >= j.width) continue;
+        if (8 * r >= width) continue;
         __syncthreads();
 #pragma unroll
         for (int e = 0; e < 2; e++)
@@ -929,14 +1004,13 @@ static __global__ void __launch_bounds__(THREADS) mol_items_any_kernel(const mol
 
 template <typename S, typename T, int NX, int PARTS>
 static status run_pairs(backend *be, const mol_args *a, bool is_bwd) {
-    const bool is_quick = NX == 4 && sizeof(T) == 2;
     const int64_t n_tiles = cuda_div_up(a->n_each, TILE), n_sm = cuda_of(be)->n_multiprocessors;
-    mol_job j = {*a, {}, (a->dim + 31) / 32 * 32, 0};
+    mol_job j = {*a, {}, IS_QUICK<T, NX> ? 32 * PARTS : (a->dim + 31) / 32 * 32, 0};
     char *at = NULL, *room;
-    int64_t most = 0, n_blocks;
-    n_blocks = is_bwd ? cuda_div_up(a->n, WARPS) : cuda_div_up(a->n * n_tiles, WARPS);
-    if (n_blocks > n_sm * (is_quick ? 2 : 1) * (is_bwd ? 1 : 2))
-        n_blocks = n_sm * (is_quick ? 2 : 1) * (is_bwd ? 1 : 2);
+    int64_t most = 0, most_blocks, n_blocks;
+    most_blocks = n_sm * (IS_QUICK<T, NX> ? 2 : 1) * (is_bwd ? 1 : 2);
+    n_blocks = cuda_div_up(is_bwd ? a->n : a->n * n_tiles, WARPS);
+    if (n_blocks > most_blocks) n_blocks = most_blocks;
     j.n_blocks = (int32_t)n_blocks;
     for (int is_set = 0; is_set < 2; is_set++) {
         size_t n = (size_t)a->n, n_items = (size_t)a->n_items + 1, w = (size_t)j.width;
@@ -962,8 +1036,8 @@ static status run_pairs(backend *be, const mol_args *a, bool is_bwd) {
     TRY(cuda_launch(be, "the operands of mol_pairs", mol_operands_any_kernel<S, T, NX>, blocks,
                     COPY_THREADS, 0, j));
     if (!is_bwd)
-        return cuda_launch(be, "mol_pairs", mol_pairs_fwd_any_kernel<T, NX>, (unsigned)n_blocks,
-                           THREADS, weights_bytes<T, NX>(2), j);
+        return cuda_launch(be, "mol_pairs", mol_pairs_fwd_any_kernel<T, NX, PARTS>,
+                           (unsigned)n_blocks, THREADS, weights_bytes<T, NX>(2), j);
     TRY(cuda_launch(be, "the gradients of mol_pairs", mol_pairs_bwd_any_kernel<T, NX, PARTS>,
                     (unsigned)n_blocks, THREADS,
                     sizeof(block_tiles<T, NX>) + weights_bytes<T, NX>(4), j, be->act));
