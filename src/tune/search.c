@@ -9,13 +9,6 @@ void search_result_fini(search_result *r) {
     plan_times_fini(&r->measured);
 }
 
-double search_best_after(const search_result *r, size_t n) {
-    double best = INFINITY;
-    for (size_t i = 0; i < n && i < r->measured.n; i++)
-        best = fmin(best, r->measured.item[i].ms);
-    return best;
-}
-
 /* The programs an oracle knows, and the answers so far. */
 typedef struct search {
     const plan_oracle *o;

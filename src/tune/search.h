@@ -49,9 +49,6 @@ status search_run(search_kind kind, const plan_oracle *o, int budget, uint64_t s
                   search_result *out);
 void search_result_fini(search_result *r);
 
-/* The best of the first n measurements. */
-double search_best_after(const search_result *r, size_t n);
-
 /* Times of the kernels of a layer: [first][last], NAN where a segment is no kernel; hand_written of
  * the attention, NAN where it is not known.  The plan of the shortest path over cut points, and its
  * time. */

@@ -102,8 +102,7 @@ TEST(every_search_keeps_to_its_budget) {
             is_seen[r.measured.item[i].value] = true;
             best = fmin(best, r.measured.item[i].ms);
         }
-        CHECK(best == r.best.ms && best == search_best_after(&r, 60));
-        CHECK(search_best_after(&r, 10) >= best);
+        CHECK(best == r.best.ms);
         CHECK_OK(search_run((search_kind)kind, &o, 60, 5, &again));
         CHECK(same_questions(&again, &r));
         search_result_fini(&again);

@@ -110,7 +110,7 @@ typedef struct search_row {
 /* ERR_NUMERIC: the search found other items. */
 status search_measure(backend *be, const search_shape *s, search_row *out);
 
-/* The same by a mixture of logits of 8 x 4 components with random weights (search_mol.c). */
+/* The same by a mixture of logits of 8 x 4 components with random weights. */
 typedef struct search_mol_row {
     double exact_s, stages_s, index_s, recall;
     double bytes; /* of the index */

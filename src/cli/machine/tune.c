@@ -33,21 +33,17 @@ typedef struct report_data {
     const plan_oracle *o;
     int budget;
     double *x, *curve[N_SEARCHES];
-    double best[N_SEARCHES][REPORT_SEEDS][REPORT_MARKS];
     search_comparison *out;
 } report_data;
 
-static void take(report_data *d, search_kind kind, int seed, const search_result *r) {
-    double best = INFINITY;
+static void take(report_data *d, search_kind kind, const search_result *r) {
+    double best = INFINITY, *best_ms = &d->out->row[kind].best_ms;
     for (int i = 0; i < d->budget; i++) {
         if ((size_t)i < r->measured.n) best = fmin(best, r->measured.item[i].ms);
         d->curve[kind][i] += best / REPORT_SEEDS;
     }
-    for (int m = 0; m < REPORT_MARKS; m++)
-        d->best[kind][seed][m] = search_best_after(r, (size_t)marks[m]);
     if (r->best.ms < d->out->optimum.ms) d->out->optimum = r->best;
-    d->out->row[kind].best_ms =
-        seed == 0 ? r->best.ms : fmin(d->out->row[kind].best_ms, r->best.ms);
+    *best_ms = *best_ms > 0 ? fmin(*best_ms, best) : best;
 }
 
 static status run_search(report_data *d, search_kind kind) {
@@ -60,7 +56,7 @@ static status run_search(report_data *d, search_kind kind) {
             return OK;
         }
         if (st != OK) return st;
-        take(d, kind, seed, &r);
+        take(d, kind, &r);
         search_result_fini(&r);
     }
     row->has_run = true;
@@ -81,11 +77,11 @@ static status find_optimum(report_data *d) {
 
 static void find_regret(report_data *d) {
     double optimum = d->out->optimum.ms;
-    for (int i = 0; i < N_SEARCHES * REPORT_SEEDS * REPORT_MARKS; i++) {
-        int kind = i / (REPORT_SEEDS * REPORT_MARKS), mark = i % REPORT_MARKS;
-        double best = d->best[kind][i / REPORT_MARKS % REPORT_SEEDS][mark];
-        d->out->row[kind].regret[mark] += (best - optimum) / optimum / REPORT_SEEDS;
-    }
+    for (int kind = 0; kind < N_SEARCHES; kind++)
+        for (int m = 0; m < REPORT_MARKS; m++) {
+            int n = marks[m] < d->budget ? marks[m] : d->budget;
+            d->out->row[kind].regret[m] = d->curve[kind][n - 1] / optimum - 1;
+        }
 }
 
 static status write_table(const report_data *d, buf *page) {
