@@ -412,7 +412,6 @@ enum { HALVING = 3 };
 typedef struct sweep_job {
     pid_t pid; /* 0: free */
     int trial;
-    uint64_t start_ns;
 } sweep_job;
 
 static volatile sig_atomic_t signalled;
@@ -540,7 +539,7 @@ static status start(sweep *s, const sweep_args *a, const char *self, int trial, 
         execvp(words[0], (char *const *)words);
         _exit(127);
     }
-    *job = (sweep_job){pid, trial, clock_ns()};
+    *job = (sweep_job){pid, trial};
     if (signalled) kill(pid, signalled);
     return OK;
 }

@@ -32,7 +32,7 @@ typedef struct worker_scratch {
     size_t n_events, event_capacity;
     row_user *user;
     size_t n_users, user_capacity;
-    buf context; /* "length text" of the user and of each feature, row by row */
+    buf context; /* the user and the value of each feature, row by row, each ended by NUL */
 } worker_scratch;
 
 /* The contextual values of a block; kept until all blocks are read, then set in block order. */
@@ -121,10 +121,10 @@ static status read_list(seqs_reader *r, worker_scratch *w, csv_role role, size_t
     return OK;
 }
 
+/* No text has a NUL (blocks.h). */
 static status append_text(buf *b, const csv_field *f) {
-    uint64_t n = f->n_bytes;
-    TRY(buf_append(b, &n, sizeof n));
-    return buf_append(b, f->text, f->n_bytes);
+    TRY(buf_append(b, f->text, f->n_bytes));
+    return buf_append(b, "", 1);
 }
 
 static status read_user(seqs_reader *r, worker_scratch *w, row_user *u) {
@@ -213,26 +213,14 @@ static int compare_blocks(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* One string of a kept block: a view, and the position after it. */
-static const char *next_text(const char *at, const char **text, size_t *n) {
-    uint64_t bytes;
-    memcpy(&bytes, at, sizeof bytes);
-    *n = (size_t)bytes;
-    *text = at + sizeof bytes;
-    return *text + *n;
-}
-
 static status tell_context(seqs_reader *r, const buf *b) {
-    const char *at = b->data, *end = at + b->n_bytes, *user, *value;
-    size_t user_bytes, value_bytes;
-    while (at < end) {
-        at = next_text(at, &user, &user_bytes);
-        for (int i = 0; i < r->n_context; i++) {
-            at = next_text(at, &value, &value_bytes);
-            if (value_bytes > 0)
-                TRY(builder_set_context(r->job->build, r->feature[i], user, user_bytes, value,
-                                        value_bytes));
-        }
+    for (const char *at = b->data, *end = at + b->n_bytes; at < end;) {
+        const char *user = at;
+        at += strlen(at) + 1;
+        for (int i = 0; i < r->n_context; i++, at += strlen(at) + 1)
+            if (*at != '\0')
+                TRY(builder_set_context(r->job->build, r->feature[i], user, strlen(user), at,
+                                        strlen(at)));
     }
     return OK;
 }
