@@ -17,7 +17,6 @@ struct balancer {
     int64_t *first;     /* (max_length + 2): counting sort, where each length starts */
     int64_t *order;     /* (max_users): users, longest first */
     group_state *state; /* (n_groups) */
-    int32_t *heap;      /* (n_groups): groups with room, least work on top */
     int64_t *member;    /* (n_groups, capacity): users of a group, longest first */
 };
 
@@ -33,7 +32,6 @@ status balancer_create(balancer **out, int64_t max_users, int32_t n_groups, int3
     status st = ARENA_NEW(&b->memory, &b->first, (size_t)max_length + 2);
     if (st == OK) st = ARENA_NEW(&b->memory, &b->order, (size_t)max_users);
     if (st == OK) st = ARENA_NEW(&b->memory, &b->state, (size_t)n_groups);
-    if (st == OK) st = ARENA_NEW(&b->memory, &b->heap, (size_t)n_groups);
     if (st == OK) st = ARENA_NEW(&b->memory, &b->member, (size_t)n_groups * (size_t)capacity);
     return CREATED(st, out, b, balancer_destroy);
 }
@@ -60,46 +58,19 @@ static void sort_longest_first(balancer *b, const int32_t *length, int64_t n) {
         b->order[b->first[b->max_length - length[i]]++] = i;
 }
 
-/* Less work first; then the lower number, so that ties have one answer. */
-static bool comes_before(const balancer *b, int32_t x, int32_t y) {
-    uint64_t work_x = b->state[x].work, work_y = b->state[y].work;
-    return work_x < work_y || (work_x == work_y && x < y);
-}
-
-static void sift_down(balancer *b, int32_t n_heap) {
-    int32_t parent = 0, moving = b->heap[0];
-    for (;;) {
-        int32_t child = 2 * parent + 1;
-        if (child >= n_heap) break;
-        if (child + 1 < n_heap && comes_before(b, b->heap[child + 1], b->heap[child])) child++;
-        if (!comes_before(b, b->heap[child], moving)) break;
-        b->heap[parent] = b->heap[child];
-        parent = child;
-    }
-    b->heap[parent] = moving;
-}
-
+/* Every group takes n_even users; n_extra of them, whichever come first, take one more. */
 static void place_greedily(balancer *b, const int32_t *length, int64_t n) {
     int64_t n_even = n / b->n_groups, n_extra = n % b->n_groups;
-    int32_t n_heap = b->n_groups;
-    for (int32_t g = 0; g < b->n_groups; g++) {
+    for (int32_t g = 0; g < b->n_groups; g++)
         b->state[g] = (group_state){0};
-        b->heap[g] = g;
-    }
-    for (int64_t i = 0; i < n;) {
-        int32_t g = b->heap[0];
-        group_state *s = &b->state[g];
-        /* Every group takes n_even; n_extra of them, whichever come first, take one more. */
-        bool has_room = s->n < n_even || (s->n == n_even && n_extra > 0);
-        if (has_room) {
-            if (s->n == n_even) n_extra--;
-            int64_t user = b->order[i++];
-            b->member[g * b->capacity + s->n++] = user;
-            s->work += work_of(length[user]);
-        } else {
-            b->heap[0] = b->heap[--n_heap];
-        }
-        sift_down(b, n_heap);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t user = b->order[i], most = n_even + (n_extra > 0);
+        group_state *least = NULL; /* with room; of those with equal work the first */
+        for (group_state *s = b->state; s < b->state + b->n_groups; s++)
+            if (s->n < most && (least == NULL || s->work < least->work)) least = s;
+        n_extra -= least->n == n_even;
+        b->member[(least - b->state) * b->capacity + least->n++] = user;
+        least->work += work_of(length[user]);
     }
 }
 
