@@ -1,7 +1,5 @@
 #include "data/set/prefetch.h"
 
-#include <signal.h>
-
 typedef struct slot {
     bool is_filled; /* signalled when the next piece, or the failure to make it, is there */
     failure failed; /* code OK: none */
@@ -58,26 +56,15 @@ static void *producer_main(void *arg) {
     return NULL;
 }
 
-/* Only the main thread handles signals: the producers start with all signals blocked, except those
- * of their own faults.  A fault of a thread that blocks them ends the program without its
- * handler. */
 static status start_threads(prefetch *p, int n_threads) {
-    sigset_t all, before;
-    int error = 0;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (p->n_threads < n_threads && error == 0) {
-        error = pthread_create(&p->threads[p->n_threads], NULL, producer_main, p);
-        if (error == 0) p->n_threads++;
+    for (; p->n_threads < n_threads; p->n_threads++) {
+        int error = pthread_create(&p->threads[p->n_threads], NULL, producer_main, p);
+        if (error != 0)
+            return fail(ERR_NOMEM,
+                        "only %d of %d prefetch threads could be started (error %d); use fewer",
+                        p->n_threads, n_threads, error);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error == 0) return OK;
-    return fail(ERR_NOMEM, "only %d of %d prefetch threads could be started (error %d); use fewer",
-                p->n_threads, n_threads, error);
+    return OK;
 }
 
 status prefetch_create(prefetch **out, int n_slots, int n_threads, uint64_t first,
