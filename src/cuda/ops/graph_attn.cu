@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, fwd_blocks<T>(KIND))
     int64_t at = (int64_t)blockIdx.x * GRAPH_WARPS + threadIdx.y;
     if (at >= job.side.n_pieces) return;
     const graph_piece piece = job.side.pieces[at];
-    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_v = job.rows != NULL;
+    const bool is_softmax = a.f == GRAPH_SOFTMAX;
     float own[N] = {}, sums[N], largest = -INFINITY, sum = 0;
     int32_t best[IS_MAX ? N : 1];
 #pragma unroll
