@@ -328,6 +328,7 @@ $B/%.o: %.c $B/flags
 # Files that are in the program (TEXT_FILE).
 $B/src/serve/http/server_page.o: src/serve/http/server_page.html
 $B/src/serve/http/server_openapi.o: src/serve/http/server_openapi.json
+$B/src/cli/model/own_config.o: $(wildcard configs/own/*.gin)
 $B/src/cli/machine/profile.o: src/cli/machine/timeline.js
 $B/src/train/report/report.o: src/train/report/page.css
 $B/src/tune/emit.o: $(wildcard src/tune/dialect_*.inc)

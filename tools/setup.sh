@@ -196,6 +196,10 @@ explain() {
 
 say_cuda() {
     local at
+    if has nvcc && [ "${CUDA:-}" = 0 ]; then
+        note "nvcc is here, and CUDA=0 leaves the CUDA parts out."
+        return
+    fi
     if has nvcc && has g++; then
         note "nvcc $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') is here: the CUDA parts are built too."
         return

@@ -152,10 +152,20 @@ status answers_find_title(answers *a, uint32_t item) {
     return seq_has_title(a->data, item) ? seq_item_title(a->data, item, &a->text) : OK;
 }
 
+/* Without a title, an id that is text has all of the line's room. */
+static status put_id_alone(answers *a, buf *to, uint64_t place) {
+    char id[SHOW_BYTES];
+    int width = 8 + 2 + title_width(a);
+    show_text(id, buf_str(&a->id), a->id.n_bytes, width);
+    TRY(buf_printf(to, "  %5" PRIu64 "  ", place));
+    return put_padded(to, id, width);
+}
+
 status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item) {
     char id[SHOW_BYTES], title[SHOW_BYTES];
     TRY(seq_item_name(a->data, item, &a->id));
     TRY(answers_find_title(a, item));
+    if (a->data->has_text_items && a->text.n_bytes == 0) return put_id_alone(a, to, place);
     show_text(id, buf_str(&a->id), a->id.n_bytes, ID_WIDTH);
     show_text(title, buf_str(&a->text), a->text.n_bytes, title_width(a));
     int n = show_columns(id);

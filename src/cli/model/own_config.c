@@ -8,6 +8,11 @@
 /* A larger model learns nothing more from fewer events. */
 enum { MANY_EVENTS = 200000, MAX_DEVICES = 64 };
 
+/* The program may be all that there is. */
+TEXT_FILE(own_small, "configs/own/small.gin");
+TEXT_FILE(own_retrieval, "configs/own/retrieval.gin");
+TEXT_FILE(own_ranking, "configs/own/ranking.gin");
+
 static bool has_gpu(const char *device) {
     device_info list[MAX_DEVICES];
     int n = 0;
@@ -64,32 +69,30 @@ static status tell_choice(const own_config *o, const seq_file *data, const char 
     buf names = {0};
     status st = list_parts(&names, data, &(parts){true, true, true});
     if (st == OK)
-        log_info("config: %s, for %s events of %s items%s, with%s %s", o->path,
-                 show_count(events, data->n_events), show_count(items, data->n_items), why,
-                 names.n_bytes > 0 ? "" : "out",
+        log_info("config: %s%s, for %s events of %s items%s, with%s %s", o->path,
+                 o->text != NULL ? " (in the program)" : "", show_count(events, data->n_events),
+                 show_count(items, data->n_items), why, names.n_bytes > 0 ? "" : "out",
                  names.n_bytes > 0 ? buf_str(&names) : "features and actions");
     buf_fini(&names);
     return st;
 }
 
 static status choose(own_config *o, const seq_file *data, const char *task, const char *device) {
-    const char *name = "configs/own/small.gin", *why = " on the CPU";
+    const char *name = "configs/own/small.gin", *text = own_small, *why = " on the CPU";
     bool is_gpu = has_gpu(device);
     if (task != NULL && strcmp(task, "ranking") == 0) {
         name = "configs/own/ranking.gin";
+        text = own_ranking;
         why = " and --task ranking";
         TRY(fit_head(o, data));
     } else if (is_gpu && data->n_events >= MANY_EVENTS) {
         name = "configs/own/retrieval.gin";
+        text = own_retrieval;
         why = " on a GPU";
     } else if (is_gpu) {
         why = ", few enough for a small model";
     }
-    if (!work_find_file(name, o->path))
-        return fail(ERR_IO,
-                    "%s is neither here nor beside the program, where 'make install' puts it; "
-                    "name a config: hstu train FILE.gin",
-                    name);
+    if (!work_find_file(name, o->path)) o->text = text;
     return tell_choice(o, data, why);
 }
 

@@ -9,13 +9,13 @@
 
 typedef struct own_config {
     char path[CONFIG_PATH_BYTES];
+    const char *text;   /* the program's own copy, where no file is found; or NULL */
     char set[2][80];    /* what the data decide: the head of a ranking model */
     arg_list overrides; /* these, then the caller's; args_fini frees them */
 } own_config;
 
 /* Chooses by the size and the actions of the data and by the device, and says on stderr what and
- * why.  task: "ranking", or anything else; overrides: of the command line.  ERR_IO: the file is not
- * where the program's files are. */
+ * why.  task: "ranking", or anything else; overrides: of the command line. */
 status own_config_choose(own_config *out, const char *data, const char *task, const char *device,
                          const arg_list *overrides);
 

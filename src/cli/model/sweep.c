@@ -814,7 +814,7 @@ static status sweep_files(sweep *s, sweep_args *a, const char *gin, const char *
     if (gin == NULL) TRY(own_config_choose(&own, a->data, NULL, a->device, &a->set));
     config_path_find(gin != NULL ? gin : own.path, path);
     a->gin = path;
-    if (!file_exists(path)) return fail(ERR_IO, "%s: there is no such file", gin);
+    if (!file_exists(path)) return fail(ERR_IO, "%s: there is no such file", path);
     struct sigaction action = {.sa_handler = pass_on};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);

@@ -328,7 +328,10 @@ static status load_config(config **out, const train_args *args) {
                         "the config is missing: hstu train FILE.gin (configs/ has examples), or "
                         "--data DIR alone, which chooses one of configs/own");
         TRY(own_config_choose(&own, args->data, args->task, args->device, &args->overrides));
-        source.path = own.path;
+        source.path = own.text == NULL ? own.path : NULL;
+        source.text = own.text;
+        source.text_bytes = own.text != NULL ? strlen(own.text) : 0;
+        source.text_name = own.path;
         source.overrides = own.overrides.item;
         source.n_overrides = own.overrides.n_items;
         return config_load(out, &source);

@@ -11,12 +11,31 @@ static void trim(const char **text, size_t *n) {
         --*n;
 }
 
+/* Cuts the points out of 1.234.567,50; false where they are not before groups of three digits, and
+ * the last of them before a comma. */
+static bool drop_thousands(char *text) {
+    char *from = text + strspn(text, "+-"), *to;
+    size_t n = strspn(from, "0123456789");
+    if (n < 1 || n > 3) return false;
+    for (to = from += n; *from == '.'; from += n, to += 3) {
+        n = strspn(++from, "0123456789");
+        if (n != 3) return false;
+        memmove(to, from, 3);
+    }
+    memmove(to, from, strlen(from) + 1);
+    return *to == ',';
+}
+
 /* NaN for the usual words for a missing number.  `point` is '.' or a decimal comma. */
 static bool read_number(const char *text, size_t n, char point, double *out) {
     char copy[64], *end, *comma;
     snprintf(copy, sizeof copy, "%.*s", n < sizeof copy ? (int)n : 0, text);
     *out = NAN;
-    if (point == ',' && strchr(copy, '.') != NULL) return false;
+    if (point == ',' && strchr(copy, '.') != NULL) {
+        size_t before = strlen(copy);
+        if (!drop_thousands(copy)) return false;
+        n -= before - strlen(copy);
+    }
     if (point == ',' && (comma = strchr(copy, ',')) != NULL) *comma = '.';
     if (strcasecmp(copy, "na") == 0 || strcasecmp(copy, "n/a") == 0 ||
         strcasecmp(copy, "nan") == 0 || strcasecmp(copy, "null") == 0)

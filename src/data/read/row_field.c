@@ -156,7 +156,9 @@ static status fail_field(const csv_layout *t, csv_role role, field_fault fault,
 }
 
 status row_fail(const csv_layout *t, csv_role role, field_fault fault, const csv_field *field) {
-    if (fault == FIELD_EMPTY) return fail(ERR_FORMAT, "%s is empty", t->name[role]);
+    if (fault == FIELD_EMPTY)
+        return fail(ERR_FORMAT, "%s is empty%s", t->name[role],
+                    t->bad == NULL ? "; --skip-bad 1% leaves such rows out" : "");
     return fail_prefix(fail_field(t, role, fault, field), "%s", t->name[role]);
 }
 

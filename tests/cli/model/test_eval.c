@@ -327,7 +327,7 @@ TEST(eval_and_train_refuse_splits_that_contradict_themselves) {
     struct {
         const char *args, *text;
     } cases[] = {
-        {"--split time", "--split time needs the time"},
+        {"--split time", "--split time needs a date"},
         {"--split by-user --time-cut 5", "--time-cut belongs to --split time"},
         {"--time-cut soon", "--time-cut: 'soon' is no time"},
         {"--split odd", "split 'odd' is unknown"},

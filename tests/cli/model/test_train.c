@@ -220,6 +220,25 @@ TEST(train_chooses_a_config) {
     free(text);
 }
 
+/* A program that came alone has the configs of configs/own in it; ids without titles are shown
+ * whole. */
+TEST(train_of_a_lone_program) {
+    char *text = shell(
+        0, "mkdir lone && cp -L hstu lone/h && cd lone && (echo user,item,time; for u in a b c d "
+           "e; do for i in 1 2 3 4 5 6; do echo \"$u,B\303\274rostuhl, 4 Rollen, Nr $i,$i\"; done; "
+           "done) | sed 's/,\\(B.*\\),/,\"\\1\",/' >log.csv && ./h prep csv --input log.csv --out "
+           "d && "
+           "HSTU_LOG=info ./h train --data d --out r --epochs 1 --device cpu && "
+           "./h recommend r --data d --user a --keep-seen -k 3");
+    CHECK_CONTAINS(text, "config: configs/own/small.gin (in the program), for 30 events");
+    CHECK_CONTAINS(text, "      6  B\303\274rostuhl, 4 Rollen, Nr 6     ");
+    free(text);
+    text = shell(1, "cd lone && ./h sweep --data d --out s --set-range "
+                    "train_fn.learning_rate=1e-3,1e-2");
+    CHECK_CONTAINS(text, "configs/own/small.gin: there is no such file");
+    free(text);
+}
+
 /* All events are trained on, one more a user than by leave-one-out, and as long as the best of
  * another run; there is nothing to evaluate on but later events. */
 TEST(train_on_everything) {

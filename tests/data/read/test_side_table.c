@@ -337,8 +337,19 @@ TEST(content_kinds_are_given) {
     check_bad("--items items.csv --item-features price:number", 1,
               "items.csv:2: price: '5,50' is not a number; for decimal commas give "
               "price:number:comma");
-    put_file("items.csv", "id;price\n10;1.005,50\n");
-    check_bad("--items items.csv --item-features price:number:comma", 1, "'1.005,50' is not a");
+    put_file("items.csv", "id;price\n10;1.005,50\n11;-12.345.678,9\n12;,5\n");
+    s = read_tables("--items items.csv --item-features price:number:comma", &said);
+    CHECK(number_of(s, "10", 0) == 1005.5 && number_of(s, "11", 0) == -12345678.9 &&
+          number_of(s, "12", 0) == .5);
+    seq_file_close(s);
+    static const char *const wrong[] = {"1.005", "1.05,5", "1005.005,5", ".005,5", "1.005,50.5"};
+    for (int i = 0; i < 5; i++) {
+        char row[64], says[64];
+        snprintf(row, sizeof row, "id;price\n10;%s\n", wrong[i]);
+        snprintf(says, sizeof says, "'%s' is not a", wrong[i]);
+        put_file("items.csv", row);
+        check_bad("--items items.csv --item-features price:number:comma", 1, says);
+    }
     put_file("items.jsonl", "{\"item_id\":10,\"tags\":[\"a\\\"|\",null,7]}\n"
                             "{\"item_id\":11,\"tags\":[]}\n");
     s = read_tables("--items items.jsonl", &said);
