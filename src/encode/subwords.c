@@ -59,7 +59,7 @@ bool subwords_bool(const json_value *v, const char *name, bool otherwise) {
 
 const char *subwords_among(const char *names, const char *name) {
     size_t n = strlen(name);
-    const char *at = n > 0 ? strstr(names, name) : NULL;
+    const char *at = n > 0 && strchr(name, ' ') == NULL ? strstr(names, name) : NULL;
     while (at != NULL &&
            !((at == names || strchr(" ?", at[-1]) != NULL) && (at[n] == ' ' || at[n] == '\0')))
         at = strstr(at + 1, name);

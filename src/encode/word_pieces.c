@@ -244,12 +244,6 @@ static const char IGNORED[] =
     "pad_token_type_id padding_side processor_class special_tokens_map_file stride "
     "tokenizer_file truncation_side truncation_strategy vocab_file";
 
-static bool is_among(const char *const *list, size_t n, const char *text) {
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(list[i], text) == 0) return true;
-    return false;
-}
-
 /* A special token is a string, or an object with its content. */
 static const char *content_of(const json_value *v) {
     const json_value *content = v->type == JSON_OBJECT ? json_member(v, "content") : v;
@@ -257,7 +251,7 @@ static const char *content_of(const json_value *v) {
 }
 
 static status check_token(const char *path, const json_value *v) {
-    if (is_among(SPECIAL, N_SPECIAL, content_of(v))) return OK;
+    if (subwords_among("[PAD] [UNK] [CLS] [SEP] [MASK]", content_of(v)) != NULL) return OK;
     return fail(ERR_UNSUPPORTED, "%s: the special token '%.40s' of %.40s is not one of BERT's",
                 path, content_of(v), v->key);
 }
@@ -276,12 +270,10 @@ static status read_bool(const char *path, const json_value *v, bool *out) {
 }
 
 static status read_class(const char *path, const json_value *v) {
-    static const char *const known[] = {"BertTokenizer",         "BertTokenizerFast",
-                                        "DistilBertTokenizer",   "DistilBertTokenizerFast",
-                                        "ElectraTokenizer",      "ElectraTokenizerFast",
-                                        "RetriBertTokenizerFast"};
-    if (v->type == JSON_STRING && is_among(known, sizeof known / sizeof *known, v->string))
-        return OK;
+    static const char known[] = "BertTokenizer BertTokenizerFast DistilBertTokenizer "
+                                "DistilBertTokenizerFast ElectraTokenizer ElectraTokenizerFast "
+                                "RetriBertTokenizerFast";
+    if (v->type == JSON_STRING && subwords_among(known, v->string) != NULL) return OK;
     return fail(ERR_UNSUPPORTED,
                 "%s: the tokenizer %.60s is not supported, BertTokenizer is; give ids instead of "
                 "text",
@@ -291,8 +283,7 @@ static status read_class(const char *path, const json_value *v) {
 /* do_lower_case true, say. */
 static status read_option(word_piece_options *o, const char *path, const json_value *v,
                           bool *has_accents) {
-    static const char *const tokens[] = {"cls_token", "mask_token", "pad_token", "sep_token",
-                                         "unk_token"};
+    static const char tokens[] = "cls_token mask_token pad_token sep_token unk_token";
     bool is_on = false;
     if (v->type == JSON_NULL || subwords_among(IGNORED, v->key) != NULL) return OK;
     if (strcmp(v->key, "do_lower_case") == 0) return read_bool(path, v, &o->is_lower);
@@ -302,7 +293,7 @@ static status read_option(word_piece_options *o, const char *path, const json_va
         return read_bool(path, v, &o->strips_accents);
     }
     if (strcmp(v->key, "tokenizer_class") == 0) return read_class(path, v);
-    if (is_among(tokens, sizeof tokens / sizeof *tokens, v->key)) return check_token(path, v);
+    if (subwords_among(tokens, v->key) != NULL) return check_token(path, v);
     if (strcmp(v->key, "added_tokens_decoder") == 0) return check_tokens(path, v);
     if (strcmp(v->key, "do_basic_tokenize") == 0) {
         TRY(read_bool(path, v, &is_on));

@@ -197,6 +197,8 @@ TEST(word_pieces_options_of_a_folder) {
     static const struct {
         const char *text, *word;
     } bad[] = {{"{\"tokenizer_class\": \"RobertaTokenizer\"}", "RobertaTokenizer"},
+               {"{\"unk_token\": \"[UNK] [CLS]\"}", "'[UNK] [CLS]' of unk_token"},
+               {"{\"cls_token mask_token\": \"[CLS]\"}", "cls_token mask_token"},
                {"{\"do_basic_tokenize\": false}", "do_basic_tokenize"},
                {"{\"never_split\": [\"a\"]}", "never_split"},
                {"{\"cls_token\": \"<s>\"}", "<s>"},
