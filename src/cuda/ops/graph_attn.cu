@@ -802,22 +802,6 @@ static graph_attn_args across(const graph_attn_args *a) {
     return by_columns;
 }
 
-/* dq and dleft: sums over rows with weights dx. */
-static graph_job row_gradients(const graph_attn_args *a) {
-    graph_attn_args by_rows = {};
-    by_rows.g = a->g;
-    by_rows.f = GRAPH_IDENTITY;
-    by_rows.n_heads = by_rows.bias_heads = a->n_heads;
-    by_rows.slope = 1;
-    by_rows.row_sum = a->dleft;
-    if (a->dq != NULL) {
-        by_rows.dim_v = a->dim_qk;
-        by_rows.v = a->k, by_rows.stride_v = a->stride_k;
-        by_rows.out = a->dq, by_rows.stride_out = a->stride_q;
-    }
-    return fwd_job(&by_rows, a->alpha);
-}
-
 template <typename T> static status launch_delta(backend *be, graph_job job) {
     const graph_attn_args *a = &job.a;
     job.lanes = power_of_two(a->v != NULL ? a->dim_v / 4 : WHOLE_WARP, WHOLE_WARP);
@@ -838,7 +822,8 @@ static status share_dbias(backend *be, const graph_job *job) {
 status cuda_graph_attn_bwd(backend *be, const graph_attn_args *a) {
     TRY(graph_attn_args_check(a, true));
     TRY(cuda_enter(be));
-    graph_job job = {}, by_rows = row_gradients(a);
+    const graph_attn_args of_rows = graph_attn_row_gradients(a);
+    graph_job job = {}, by_rows = fwd_job(&of_rows, a->alpha);
     job.a = *a;
     job.side = a->g.columns;
     job.own = a->k, job.stride_own = a->stride_k;
