@@ -137,15 +137,30 @@ static bool is_word(const char *text) {
     return strcmp(text, "auto") == 0 || strcmp(text, "on") == 0 || strcmp(text, "off") == 0;
 }
 
+/* NCCL, which stays loaded.  Ranks may be threads of one process, and others may be at work with
+ * it: it is loaded once for each path. */
+static status find_nccl(const nccl_lib **out, const char *path) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static nccl_lib lib;
+    static char asked[PATH_MAX];
+    const char *name = path != NULL ? path : "libnccl.so.2";
+    pthread_mutex_lock(&lock);
+    status st = strcmp(asked, name) == 0 ? OK : nccl_lib_load(&lib, path);
+    snprintf(asked, sizeof asked, "%s", st == OK ? name : "");
+    pthread_mutex_unlock(&lock);
+    *out = &lib;
+    return st;
+}
+
 static status choose(comm **out, backend *be, transport *t, const rank_options *o, rank_gpu *all) {
-    static nccl_lib lib; /* stays loaded */
+    const nccl_lib *lib = NULL;
     const char *choice = o->nccl != NULL ? o->nccl : "auto";
     bool is_asked = strcmp(choice, "auto") != 0;
     char text[160], reason[1024] = "";
     rank_gpu own = {.gpu = gpu_of(be)};
     if (own.gpu != 0 && strcmp(choice, "off") != 0) {
-        if (nccl_lib_load(&lib, is_word(choice) ? NULL : choice) == OK)
-            own.version = lib.version;
+        if (find_nccl(&lib, is_word(choice) ? NULL : choice) == OK)
+            own.version = lib->version;
         else
             snprintf(reason, sizeof reason, "%s", status_reason());
     }
@@ -161,10 +176,11 @@ static status choose(comm **out, backend *be, transport *t, const rank_options *
         return comm_create_host(out, be, t);
     }
     bool is_shared = most > 1;
-    if (is_shared) env_share_gpu(t->rank, most, lib.version >= MULTI_RANK_VERSION);
-    log_info("NCCL %d.%d.%d (%s) connects %d ranks%s", lib.version / 10000, lib.version / 100 % 100,
-             lib.version % 100, lib.path, t->size, is_shared ? ", several on a GPU" : "");
-    return comm_create_nccl(out, be, t, &lib, o->is_deterministic);
+    if (is_shared) env_share_gpu(t->rank, most, lib->version >= MULTI_RANK_VERSION);
+    log_info("NCCL %d.%d.%d (%s) connects %d ranks%s", lib->version / 10000,
+             lib->version / 100 % 100, lib->version % 100, lib->path, t->size,
+             is_shared ? ", several on a GPU" : "");
+    return comm_create_nccl(out, be, t, lib, o->is_deterministic);
 }
 
 status comm_create_ranks(comm **out, backend *be, transport *t, const rank_options *o) {
