@@ -571,6 +571,23 @@ static status share_chunk(const cpu_rows *w) {
     return OK;
 }
 
+/* dq and dleft: sums over rows with weights dx. */
+static graph_attn_args row_gradients(const graph_attn_args *a, float *dx) {
+    return (graph_attn_args){.g = a->g,
+                             .f = GRAPH_IDENTITY,
+                             .sum = GRAPH_SUM,
+                             .n_heads = a->n_heads,
+                             .dim_v = a->dq != NULL ? a->dim_qk : 0,
+                             .v = a->dq != NULL ? a->k : NULL,
+                             .stride_v = a->stride_k,
+                             .slope = 1,
+                             .bias = dx,
+                             .bias_heads = a->n_heads,
+                             .out = a->dq,
+                             .stride_out = a->stride_q,
+                             .row_sum = a->dleft};
+}
+
 static size_t cut(size_t *bytes, size_t n) {
     size_t at = *bytes;
     *bytes += (n + 63) / 64 * 64;
@@ -588,7 +605,7 @@ status cpu_graph_attn_bwd(backend *be, const graph_attn_args *a) {
     bool is_own = a->dbias != NULL && a->bias_heads == a->n_heads;
     bool keeps_dx = (a->dbias != NULL && !is_own) || a->dq != NULL || a->dleft != NULL;
     size_t heads = sizeof(float) * (size_t)a->n_heads, bytes = 0;
-    graph_attn_args by_rows = graph_attn_row_gradients(a);
+    graph_attn_args by_rows = row_gradients(a, NULL);
     size_t parts = sizeof(float) * (size_t)a->g.columns.n_parts * (size_t)p.n_state;
     size_t row_parts = fwd_bytes(&by_rows);
     size_t at_parts = cut(&bytes, parts > row_parts ? parts : row_parts);

@@ -215,19 +215,3 @@ status graph_attn_args_check(const graph_attn_args *a, bool is_backward) {
     TRY(check_kind(a));
     return is_backward ? check_backward(a) : OK;
 }
-
-graph_attn_args graph_attn_row_gradients(const graph_attn_args *a) {
-    bool has_dq = a->dq != NULL;
-    return (graph_attn_args){.g = a->g,
-                             .f = GRAPH_IDENTITY,
-                             .sum = GRAPH_SUM,
-                             .n_heads = a->n_heads,
-                             .dim_v = has_dq ? a->dim_qk : 0,
-                             .v = has_dq ? a->k : NULL,
-                             .stride_v = a->stride_k,
-                             .slope = 1,
-                             .bias_heads = a->n_heads,
-                             .out = a->dq,
-                             .stride_out = a->stride_q,
-                             .row_sum = a->dleft};
-}

@@ -18,9 +18,6 @@ void graph_fini(graph_edges *g, backend *be);
 /* ERR_USAGE for arguments that no backend can take. */
 status graph_attn_args_check(const graph_attn_args *a, bool is_backward);
 
-/* dq / alpha and dleft as a forward pass, whose bias is to be dx, (n_edges, H). */
-graph_attn_args graph_attn_row_gradients(const graph_attn_args *a);
-
 #ifdef __cplusplus
 }
 #endif

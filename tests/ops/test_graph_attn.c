@@ -480,7 +480,7 @@ TEST(graph_attn_gradients_alone) {
     gradients_alone(&usual);
     for (graph_weight f = GRAPH_SILU; f <= GRAPH_IDENTITY; f++) {
         shape s = usual;
-        s.slope = 1, s.f = f, s.n_rows = 2000, s.hub = 1500; /* the last column has parts */
+        s.f = f, s.n_rows = 2000, s.hub = 1500; /* the last column has parts */
         if (f == GRAPH_IDENTITY) s.given = 1 << V | 1 << BIAS | 1 << DWEIGHTS;
         gradients_alone(&s);
     }

@@ -219,62 +219,6 @@ __device__ static inline float score_of(const graph_job &job, float start, const
            f.term[u];
 }
 
-/* Adds the groups of a warp up, and writes what a piece has. */
-template <typename T, bool PACKED, int NP, bool IS_MAX, int N, int N_BEST>
-__device__ static inline void finish_piece(const graph_job &job, const graph_lane &l,
-                                           const graph_piece &piece, float largest, float sum,
-                                           float (&sums)[N], int32_t (&best)[N_BEST]) {
-    constexpr int V = graph_pack<T, PACKED>::V;
-    const graph_attn_args &a = job.a;
-    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_v = job.rows != NULL;
-    for (int o = job.lanes * job.heads; o < WHOLE_WARP; o *= 2) {
-        float other_largest = __shfl_xor_sync(~0u, largest, o), mine = 1, theirs = 1;
-        if (is_softmax) {
-            float now = larger(largest, other_largest);
-            mine = exp_below(largest, now), theirs = exp_below(other_largest, now);
-            largest = now;
-        }
-        sum = mine * sum + theirs * __shfl_xor_sync(~0u, sum, o);
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            float x = __shfl_xor_sync(~0u, sums[j], o);
-            if constexpr (IS_MAX) {
-                int32_t edge = __shfl_xor_sync(~0u, best[j], o);
-                if (is_better(x, edge, sums[j], best[j])) sums[j] = x, best[j] = edge;
-            } else {
-                sums[j] = mine * sums[j] + theirs * x;
-            }
-        }
-    }
-    if (l.group != 0 || !l.is_on) return;
-    if (piece.part >= 0) {
-        int64_t to = (int64_t)piece.part * a.n_heads + l.head;
-        if (has_v) store_part<NP, V>(job.parts + to * a.dim_v, a.dim_v, l, job.lanes, sums);
-        if constexpr (IS_MAX)
-            if (has_v)
-                store_part<NP, V>(job.best_parts + to * a.dim_v, a.dim_v, l, job.lanes, best);
-        if (l.leads) job.stats[2 * to] = largest, job.stats[2 * to + 1] = sum;
-        return;
-    }
-    float scale = job.scale * mean_factor(a, piece.row);
-    int64_t to = (int64_t)piece.row * a.n_heads + l.head;
-    if (is_softmax) {
-        scale = largest == -INFINITY ? 0 : scale / sum;
-        sum = largest == -INFINITY ? largest : largest + logf(sum);
-    }
-    if (a.row_sum != NULL && l.leads) a.row_sum[to] = sum;
-    if (!has_v) return;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        sums[j] *= scale;
-        if constexpr (IS_MAX)
-            if (best[j] < 0) sums[j] = 0;
-    }
-    store_head<T, PACKED, NP>(a.out, piece.row, a.stride_out, a.dim_v, l, job.lanes, sums);
-    if constexpr (IS_MAX)
-        if (a.best != NULL) store_part<NP, V>(a.best + to * a.dim_v, a.dim_v, l, job.lanes, best);
-}
-
 /* Of a multiprocessor: as many as leave registers enough. */
 template <typename T> static constexpr int fwd_blocks(graph_kind kind) {
     return kind == KIND_TERMS ? (sizeof(T) == 4 ? 8 : 7) : kind == KIND_MAX ? 4 : 5;
@@ -291,7 +235,7 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, fwd_blocks<T>(KIND))
     int64_t at = (int64_t)blockIdx.x * GRAPH_WARPS + threadIdx.y;
     if (at >= job.side.n_pieces) return;
     const graph_piece piece = job.side.pieces[at];
-    const bool is_softmax = a.f == GRAPH_SOFTMAX;
+    const bool is_softmax = a.f == GRAPH_SOFTMAX, has_v = job.rows != NULL;
     float own[N] = {}, sums[N], largest = -INFINITY, sum = 0;
     int32_t best[IS_MAX ? N : 1];
 #pragma unroll
@@ -349,64 +293,52 @@ static __global__ void __launch_bounds__(32 * GRAPH_WARPS, fwd_blocks<T>(KIND))
             }
         }
     }
-    finish_piece<T, PACKED, NP, IS_MAX>(job, l, piece, largest, sum, sums, best);
-}
-
-/* Sums whose weights are given, bias as it is or 1 (spmm, dq): few instructions an edge, whose row
- * is `stride` bytes from the next. */
-template <typename T, int NP>
-static __global__ void __launch_bounds__(32 * GRAPH_WARPS, 7)
-    graph_attn_sums_any_kernel(const __grid_constant__ graph_job job, int32_t stride) {
-    constexpr int V = graph_pack<T, true>::V, N = NP * V, U = 8 / NP;
-    const graph_attn_args &a = job.a;
-    const graph_lane l = graph_lane_of(job);
-    int64_t at = (int64_t)blockIdx.x * GRAPH_WARPS + threadIdx.y;
-    if (at >= job.side.n_pieces) return;
-    const graph_piece piece = job.side.pieces[at];
-    const int32_t end = l.is_on ? piece.end : piece.begin, *edge = job.side.edge;
-    const float *bias = a.bias != NULL && a.bias_heads > 1 ? a.bias + l.head : a.bias;
-    const char *rows[NP];
-    float sums[N] = {}, sum = 0;
-    int32_t best[1];
-#pragma unroll
-    for (int p = 0; p < NP; p++) { /* what is beyond the head's end is not stored */
-        int c = (l.first + p * job.lanes) * V;
-        rows[p] = (const char *)((const T *)job.rows + (l.is_on ? l.head : 0) * (int64_t)a.dim_v +
-                                 (c < a.dim_v ? c : 0));
-    }
-    for (int32_t e0 = piece.begin + l.group; e0 < end; e0 += U * l.groups) {
-        columns<T, V> x[U][NP];
-        int32_t other[U], place[U]; /* after the last edge, of this again */
-        float w[U];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            place[u] = min(e0 + u * l.groups, end - 1);
-            other[u] = job.side.other[place[u]];
-            w[u] = 1;
+    for (int o = job.lanes * job.heads; o < WHOLE_WARP; o *= 2) {
+        float other_largest = __shfl_xor_sync(~0u, largest, o), mine = 1, theirs = 1;
+        if (is_softmax) {
+            float now = larger(largest, other_largest);
+            mine = exp_below(largest, now), theirs = exp_below(other_largest, now);
+            largest = now;
         }
-        if (edge != NULL)
+        sum = mine * sum + theirs * __shfl_xor_sync(~0u, sum, o);
 #pragma unroll
-            for (int u = 0; u < U; u++)
-                place[u] = edge[place[u]];
-        if (bias != NULL)
-#pragma unroll
-            for (int u = 0; u < U; u++)
-                w[u] = bias[(int64_t)place[u] * a.bias_heads];
-#pragma unroll
-        for (int u = 0; u < U; u++)
-#pragma unroll
-            for (int p = 0; p < NP; p++)
-                x[u][p] = *(const columns<T, V> *)(rows[p] + (int64_t)other[u] * stride);
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (e0 + u * l.groups >= end) continue;
-            sum += w[u];
-#pragma unroll
-            for (int j = 0; j < N; j++)
-                sums[j] += w[u] * column(x[u][j / V], j % V);
+        for (int j = 0; j < N; j++) {
+            float x = __shfl_xor_sync(~0u, sums[j], o);
+            if constexpr (IS_MAX) {
+                int32_t edge = __shfl_xor_sync(~0u, best[j], o);
+                if (is_better(x, edge, sums[j], best[j])) sums[j] = x, best[j] = edge;
+            } else {
+                sums[j] = mine * sums[j] + theirs * x;
+            }
         }
     }
-    finish_piece<T, true, NP, false>(job, l, piece, -INFINITY, sum, sums, best);
+    if (l.group != 0 || !l.is_on) return;
+    if (piece.part >= 0) {
+        int64_t to = (int64_t)piece.part * a.n_heads + l.head;
+        if (has_v) store_part<NP, V>(job.parts + to * a.dim_v, a.dim_v, l, job.lanes, sums);
+        if constexpr (IS_MAX)
+            if (has_v)
+                store_part<NP, V>(job.best_parts + to * a.dim_v, a.dim_v, l, job.lanes, best);
+        if (l.leads) job.stats[2 * to] = largest, job.stats[2 * to + 1] = sum;
+        return;
+    }
+    float scale = job.scale * mean_factor(a, piece.row);
+    int64_t to = (int64_t)piece.row * a.n_heads + l.head;
+    if (is_softmax) {
+        scale = largest == -INFINITY ? 0 : scale / sum;
+        sum = largest == -INFINITY ? largest : largest + logf(sum);
+    }
+    if (a.row_sum != NULL && l.leads) a.row_sum[to] = sum;
+    if (!has_v) return;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        sums[j] *= scale;
+        if constexpr (IS_MAX)
+            if (best[j] < 0) sums[j] = 0;
+    }
+    store_head<T, PACKED, NP>(a.out, piece.row, a.stride_out, a.dim_v, l, job.lanes, sums);
+    if constexpr (IS_MAX)
+        if (a.best != NULL) store_part<NP, V>(a.best + to * a.dim_v, a.dim_v, l, job.lanes, best);
 }
 
 /* A warp has the statistics of a long row and head: row_sum, and what a softmax multiplies each
@@ -699,21 +631,7 @@ static graph_shape shape_of(const backend *be, graph_job *job) {
         return cuda_launch(be, what, kernel, blocks, threads, 0, *job);                            \
     } while (0)
 
-static bool has_given_weights(const graph_attn_args *a) {
-    return a->f == GRAPH_IDENTITY && a->sum != GRAPH_MAX && a->slope == 1 && a->q == NULL &&
-           a->left == NULL && a->right == NULL && a->weights == NULL && a->v != NULL;
-}
-
 template <typename T> static status launch_fwd(backend *be, graph_job *job) {
-    graph_shape s = shape_of(be, job);
-    int64_t stride = job->stride_rows * (int64_t)sizeof(T);
-    if (s.is_packed && has_given_weights(&job->a) && stride <= INT32_MAX && job->side.n_pieces > 0)
-        return cuda_launch(be, "sums over the edges of a graph",
-                           s.packs == 1 ? graph_attn_sums_any_kernel<T, 1>
-                                        : graph_attn_sums_any_kernel<T, 2>,
-                           dim3((unsigned)cuda_div_up(job->side.n_pieces, GRAPH_WARPS),
-                                (unsigned)cuda_div_up(job->a.n_heads, job->heads)),
-                           dim3(WHOLE_WARP, GRAPH_WARPS), 0, *job, (int32_t)stride);
     GRAPH_LAUNCH(graph_attn_fwd_any_kernel, "the graph attention");
 }
 
@@ -802,6 +720,22 @@ static graph_attn_args across(const graph_attn_args *a) {
     return by_columns;
 }
 
+/* dq and dleft: sums over rows with weights dx. */
+static graph_job row_gradients(const graph_attn_args *a) {
+    graph_attn_args by_rows = {};
+    by_rows.g = a->g;
+    by_rows.f = GRAPH_IDENTITY;
+    by_rows.n_heads = by_rows.bias_heads = a->n_heads;
+    by_rows.slope = 1;
+    by_rows.row_sum = a->dleft;
+    if (a->dq != NULL) {
+        by_rows.dim_v = a->dim_qk;
+        by_rows.v = a->k, by_rows.stride_v = a->stride_k;
+        by_rows.out = a->dq, by_rows.stride_out = a->stride_q;
+    }
+    return fwd_job(&by_rows, a->alpha);
+}
+
 template <typename T> static status launch_delta(backend *be, graph_job job) {
     const graph_attn_args *a = &job.a;
     job.lanes = power_of_two(a->v != NULL ? a->dim_v / 4 : WHOLE_WARP, WHOLE_WARP);
@@ -822,8 +756,7 @@ static status share_dbias(backend *be, const graph_job *job) {
 status cuda_graph_attn_bwd(backend *be, const graph_attn_args *a) {
     TRY(graph_attn_args_check(a, true));
     TRY(cuda_enter(be));
-    const graph_attn_args of_rows = graph_attn_row_gradients(a);
-    graph_job job = {}, by_rows = fwd_job(&of_rows, a->alpha);
+    graph_job job = {}, by_rows = row_gradients(a);
     job.a = *a;
     job.side = a->g.columns;
     job.own = a->k, job.stride_own = a->stride_k;
