@@ -388,7 +388,8 @@ status cmd_export(int argc, char **argv) {
     if (a.what != NULL && strcmp(a.what, "events") == 0) return export_events(&a);
     if (a.what == NULL && a.format != NULL && strcmp(a.format, "onnx") == 0) a.what = "model";
     if (a.what == NULL || a.out == NULL)
-        return fail(ERR_USAGE, "--what and --out are needed; usage: %s", spec.usage);
+        return fail(ERR_USAGE, "%s needed; usage: %s",
+                    a.what != NULL ? "--out is" : "--what and --out are", spec.usage);
     if (a.format == NULL) a.format = "safetensors";
     return run(&a);
 }

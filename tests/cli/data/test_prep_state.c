@@ -361,5 +361,5 @@ TEST(states_are_refused_in_words) {
     check_text("./hstu export st --what events --format npz", 2, "must be csv or jsonl for events");
     check_text("./hstu export st --what events --data data", 2,
                "--data, --layout and --checkpoint are not for events");
-    check_text("./hstu export run --what items", 2, "--what and --out are needed");
+    check_text("./hstu export run --what items", 2, "--out is needed");
 }
