@@ -117,10 +117,10 @@ class Model(_Names):
                   pin: Optional[Ids] = None) -> Union[Pairs, List[Pairs]]:
         """The k best items, best first.
 
-        users: an id, or some: [(item id, score), ...] for each user, in a list where several are given; popular items
-        for a user whom the data do not have.  history: instead, item ids of somebody who is not in the data, oldest
-        first, with times (seconds since 1970, or datetimes) and actions (codes or names) where the model wants them;
-        unknown items are left out with a warning.  Without times the events are a minute apart, as in `hstu recommend`
+        users: an id, or some: [(item id, score), ...] for each user, in a list where several are given; popular items,
+        scored by their events and with a warning, for a user whom the data do not have.  history: instead, item ids of
+        somebody who is not in the data, oldest first, with times (seconds since 1970, or datetimes) and actions (codes
+        or names) where the model wants them; unknown items are left out with a warning.  Without times the events are a minute apart, as in `hstu recommend`
         and the server.  keep_seen: whether items of the history may be in the list; None: they may if the model was
         trained with --target-action.
 
@@ -134,7 +134,8 @@ class Model(_Names):
         keeps = -1 if keep_seen is None else int(bool(keep_seen))
         if history is not None:
             return self._recommend_history(_as_list(history), times, actions, k, keeps, rules)
-        k, found = self._count(k), [self._user_number(u, is_needed=False) for u in _as_list(users)]
+        k, asked, popular = self._count(k), _as_list(users), []
+        found = [self._user_number(u, is_needed=False) for u in asked]
         numbers = _l.numbers(c_uint64, [n for n in found if n is not None], "user")
         items, scores = (c_uint32 * (len(numbers) * k))(), (c_float * (len(numbers) * k))()
 
@@ -145,7 +146,10 @@ class Model(_Names):
 
         _l.in_pieces(len(numbers), some)
         known = iter([self._pairs(items, scores, row, k) for row in range(len(numbers))])
-        popular = self._recommend_history([], None, None, k, keeps, rules) if None in found else None
+        if None in found:
+            unknown = ", ".join(str(u) for u, n in zip(asked[:10000], found) if n is None)
+            warnings.warn(f"not in the data, so these users get the most popular items: {unknown[:200]}", stacklevel=2)
+            popular = self._recommend_history([], None, None, k, keeps, rules)
         lists = [next(known) if n is not None else list(popular) for n in found]
         return lists[0] if _is_one(users) else lists
 

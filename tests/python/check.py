@@ -201,7 +201,10 @@ def model(data, run, users, items, history):
     one_score(m, data, run, items[3:8])
     line = json.loads(program("recommend", run, "--data", data, "--user", "nobody", "-k", "4", "--device", "cpu", "--json"))
     popular = [i["item"] for i in line["items"]]
-    check([i for i, _ in m.recommend("nobody", k=4)] == popular, "popular items for a user who is not in the data")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        check([i for i, _ in m.recommend("nobody", k=4)] == popular, "popular items for a user who is not in the data")
+    check(len(said) == 1 and "most popular items: nobody" in str(said[0].message), "a warning that they are popular")
     check(m.recommend([users[1], "nobody", users[0]], k=4)[::2] == [got[1], got[0]], "known users beside an unknown one")
     line = json.loads(program("recommend", run, "--data", data, "--similar", str(items[2]), "-k", "4", "--device", "cpu", "--json"))
     check([i for i, _ in m.similar(items[2], k=4)] == [i["item"] for i in line["items"]], "similar items")
