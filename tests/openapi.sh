@@ -29,9 +29,10 @@ curl -sf "$url/openapi.json" >openapi.json || fail "no description"
 "$bin/openapi-spec-validator" openapi.json || fail "it is not valid"
 
 # Which requests are right depends on the data, too (ids, features, tasks, ratings), so a 400 to one that the schemas
-# allow is expected.  /v1/stream does not end.
+# allow is expected; so is a 503 on a busy machine, to a deadline of 1 ms, say, which the description has (a 500 is not in
+# it, and fails).  /v1/stream does not end.
 "$bin/schemathesis" run openapi.json --url "$url" -H "Authorization: Bearer key-of-the-test" --exclude-path /v1/stream \
-    --exclude-checks positive_data_acceptance --max-examples "${EXAMPLES:-6}" --seed "${SEED:-1}" \
+    --exclude-checks positive_data_acceptance,not_a_server_error --max-examples "${EXAMPLES:-6}" --seed "${SEED:-1}" \
     --phases coverage,fuzzing --no-color >found 2>&1 || { sed -n '/FAILURES/,$p' found | cut -c1-2000 >&2; fail "unexpected answers"; }
 kill -TERM "$server"
 wait "$server" || { cat ready >&2; fail "the server has not ended well"; }
