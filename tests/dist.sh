@@ -30,9 +30,9 @@ if [ -n "${HSTU_TEST_ALL:-}" ]; then
         { tail -n 5 "$work/log" | cut -c1-300; fail "the second build"; }
     cmp build/dist/SHA256SUMS "$work/build/dist/SHA256SUMS" || fail "two builds differ"
 fi
-configs=$PWD/configs
-cd "$work"
-[ -e configs ] || ln -s "$configs" configs
+mkdir "$work/use" # beside the second build's sources, of which ./run is one
+ln -s "$PWD/configs" "$work/use"
+cd "$work/use"
 "$program" synth --out data --users 300 --items 200 --mean-len 20 --seed 1 >out 2>&1 || fail "synth"
 "$program" train --gin-config-file configs/demo.gin --data data --out run --epochs 1 --device cpu >out 2>&1 || fail "train"
 "$program" serve run --data data --state state --port 0 --device cpu --access-log off >/dev/null 2>ready &
