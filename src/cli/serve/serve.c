@@ -430,6 +430,9 @@ status cmd_serve(int argc, char **argv) {
         OPT_FLAG("--int8-items", &e->has_int8_items,
                  "On the CPU: rule out most items by 8-bit numbers before reading their float32 "
                  "rows; the answers are the same (default: as in the engine)."),
+        OPT_TEXT("--search", &e->search, "HOW",
+                 "Of a mixture of logits: exact (default), or two stages, as in 'hstu recommend'; "
+                 "no list is then longer than the candidates."),
         OPT_GROUP("Logging and shutdown"),
         OPT_TEXT("--access-log", &a.access_log, "FILE",
                  "Log each request as a JSON line; - is stdout, off disables it (default: stdout "

@@ -76,6 +76,7 @@ typedef struct engine_config {
     bool has_fp8_kv;       /* keys and values in 8 bits */
     bool has_int8_items;   /* a CPU searches catalogues by 8-bit numbers first, also where an
                               engine folder does not say so */
+    const char *search;    /* of a mixture of logits (mol_stages_read); NULL: exact */
     uint64_t max_user_events;   /* of a history; 0: 1 << 20 */
     const char *state;          /* folder of the database of users' events (state.h); NULL: they
                                    live in memory */

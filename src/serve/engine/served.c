@@ -187,6 +187,7 @@ static status make(served *m, const engine_config *c, const char *path, const se
     f.max_users = m->max_batch;
     f.max_tokens = m->max_tokens;
     f.has_int8_items = searches && c->has_int8_items;
+    if (searches && c->search != NULL) TRY(mol_stages_read(&f.stages, c->search));
     f.store = m->cache != NULL ? &m->store : NULL;
     f.has_fp8_kv = m->has_fp8_kv;
     return infer_init(&m->infer, m->s, &f);

@@ -234,6 +234,45 @@ TEST(engine_filters_keep_the_scores) {
     arena_fini(&memory);
 }
 
+/* Two stages whose candidates are all items find what the exact search finds, under rules as well;
+ * few candidates make short lists.  A dot product has one stage. */
+TEST(engine_searches_a_mixture_in_two_stages) {
+    static const char *const mixture[] = {
+        "train_fn.interaction_module_type=MoL",
+        "train_fn.item_l2_norm=False",
+        "create_mol_interaction_module.query_dot_product_groups=4",
+        "create_mol_interaction_module.item_dot_product_groups=3",
+        "create_mol_interaction_module.item_hidden_dim=-1",
+        "create_mol_interaction_module.dot_product_dimension=5",
+        "train_fn.num_negatives=4",
+        "train_fn.sampling_strategy=local"};
+    static const char *const search[] = {"exact", "mean:5000", "components:1"};
+    enum { K = 30 };
+    const char *run = serve_run("mixture", retrieval_gin, mixture, 8), *dot = retrieval_run();
+    uint32_t found[2][K];
+    for (int i = 0; i < 3; i++) {
+        engine_config c = {
+            .data = synth_folder(), .device = "cpu", .n_threads = 1, .search = search[i]};
+        engine *e;
+        arena memory = {0};
+        CHECK_OK(engine_create(&e, &c));
+        if (i > 0)
+            CHECK_FAILS(engine_load(e, "dot", dot), ERR_CONFIG,
+                        "only a mixture of logits is searched in two stages");
+        CHECK_OK(engine_load(e, "model", run));
+        engine_request q = serve_recommend(1, K);
+        q.rules = serve_rules(&memory, "{\"deny\": [7, 8]}");
+        engine_answer a = serve_ask(e, &q);
+        CHECK(i < 2 ? a.n_items == K : a.n_items >= 1 && a.n_items <= 4 * 3);
+        for (size_t j = 0; j < a.n_items && i < 2; j++)
+            found[i][j] = a.items[j].number;
+        engine_answer_release(&a);
+        engine_destroy(e);
+        arena_fini(&memory);
+    }
+    CHECK(memcmp(found[0], found[1], sizeof found[0]) == 0);
+}
+
 /* A long list of allowed items is bits that the search looks at: the same items with the same
  * scores as when it is asked in two short ones; with and without 8-bit numbers. */
 TEST(engine_searches_long_lists) {
