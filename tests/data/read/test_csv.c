@@ -105,10 +105,10 @@ TEST(bad_fields_name_file_line_and_column) {
               "for string ids use --string-ids");
     check_bad(stars, false, "1,\" 2\",3,4",
               "f:13: i: ' 2' is not a whole number; for string ids use --string-ids");
-    check_bad(stars, false, "1,,3,4", "f:13: i is empty");
-    check_bad(stars, false, "1,\"\",3,4", "f:13: i is empty");
-    check_bad(stars, false, "1, ,3,4", "f:13: i is empty");
-    check_bad(stars, false, "1,2,3,", "f:13: t is empty");
+    check_bad(stars, false, "1,,3,4", "f:13: i is empty; --skip-bad 1% leaves such rows out");
+    check_bad(stars, false, "1,\"\",3,4", "f:13: i is empty; --skip-bad 1% leaves such rows out");
+    check_bad(stars, false, "1, ,3,4", "f:13: i is empty; --skip-bad 1% leaves such rows out");
+    check_bad(stars, false, "1,2,3,", "f:13: t is empty; --skip-bad 1% leaves such rows out");
     check_bad(stars, false, "1,2,3,later", "f:13: t: 'later' is not a whole number");
     check_bad(stars, false, "1,2,3,4.5",
               "f:13: t: '4.5' is not a whole number; times have no fraction");
@@ -135,7 +135,7 @@ TEST(bad_fields_name_file_line_and_column) {
     check_bad(ACTION_CODE, false, "1,2,65536,4",
               "f:13: r: '65536' is not a whole number from 0 to 65534");
     check_bad(ACTION_BITS, false, "1,2,256,4", "f:13: r: '256' is not a bit mask from 0 to 255");
-    check_bad(stars, true, ",2,3,4", "f:13: u is empty");
+    check_bad(stars, true, ",2,3,4", "f:13: u is empty; --skip-bad 1% leaves such rows out");
 }
 
 TEST(bad_rows_name_file_and_line) {
