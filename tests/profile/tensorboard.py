@@ -18,6 +18,7 @@ from torch_tb_profiler.profiler.loader import RunLoader
 
 GPU_KERNEL, GPU_CALL, HOST_RANGE, HOST_STEP = 0, 9, 11, 12  # src/profile/cupti.h
 PROCESS, NAME, RECORD, GPU, END = 1, 2, 3, 5, 6  # src/profile/record_file.h
+STORED = "@i2QPQ4IQ6i4I4di2?2fPi0P"
 NAMES = ["step", "aten::mm", "cudaLaunchKernel", "_Z11gemm_kernelPf"]
 
 
@@ -26,15 +27,16 @@ def item(kind, data):
 
 
 def record(kind, start, end, name=-1, mark=0, correlation=0, stream=0):
-    """A stored_record: one thread, one GPU, 264 blocks of 256 threads."""
-    return item(RECORD, struct.pack("=4Q5Ii2f6i4I", start, end, 0, mark, correlation, 0, stream, 1, kind, name, 0, 0,
-                                    264, 1, 1, 256, 1, 1, 32, 0, 0, 0))
+    """A stored_record as it lies in memory (cupti.h): one thread, one GPU, 264 blocks of 256 threads."""
+    return item(RECORD, struct.pack(STORED, kind, start, end, 0, 0, correlation, 0, stream, 1, mark, 264, 1, 1, 256, 1, 1,
+                                    32, 0, 0, 0, 0, 0, 0, 0, 0, False, False, 0, 0, 0, name))
 
 
 def write_records(path):
     """Each step calls one op, which launches one kernel."""
     gpu = struct.pack("=64s7IxxxxQ", b"H200", 0, 90, 132, 64, 32, 65536, 233472, 141 << 30)
-    out = b"hstu records 2, 104 bytes\n".ljust(32, b"\0") + item(PROCESS, struct.pack("=q", 77) + b"program")
+    header = f"hstu records 3, {struct.calcsize(STORED)} bytes\n".encode()
+    out = header.ljust(32, b"\0") + item(PROCESS, struct.pack("=q", 77) + b"program")
     out += b"".join(item(NAME, n.encode()) for n in NAMES) + item(GPU, gpu)
     for number in range(8):
         at, kept = 10_000_000 + number * 1_000_000, number % 4 >= 2
