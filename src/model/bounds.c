@@ -8,12 +8,17 @@ typedef struct span {
     double *centre, *radius, *error;
 } span;
 
-/* The linear form of a LayerNorm around its centred row c0:
- *     y_i = y0_i + keep_i (mean free of dx_i * rstd + c0_i * along * (c0 . dx)) */
+/* The linear form of a LayerNorm around its centred row c0, dc being the movement of that row:
+ *     y_i = y0_i + keep_i (dc_i * rstd + c0_i * along * (c0 . dx) + c0_i * off + dc_i * spread)
+ * where off and spread are unknown numbers, the same for all i, of at most this size. */
 typedef struct norm_form {
     double *c0;   /* (dim) */
     double *keep; /* (dim): 1, or 0 where only the range of y_i is used */
-    double rstd, along;
+    double *rc;   /* (dim): radii of dc */
+    double rstd, along, off, spread;
+    double length;     /* of dc, at most */
+    double most_along; /* radius of c0 . dx */
+    double y_length;   /* of the movement of y, at most */
 } norm_form;
 
 typedef struct bounds_layer {
@@ -24,14 +29,14 @@ typedef struct bounds_layer {
     span normed;         /* (T, E) */
     span act;            /* (T, W) u, v, q, k after the silu */
     double *slope;       /* (T, W) of the silu */
+    double *length;      /* (T, 1 + 3 H): of the movement of u, and of v, q, k by heads, at most */
     double *from_x;      /* (T, W, E): coefficients of the token's input in act */
-    double *along;       /* (T): radius of c0 . x before the first norm, or infinite */
     double *rest;        /* (T, W): the part of act's radius that is not theirs */
     span weight;         /* (H, T, T): silu(score) / N; radius, error with that of the score */
     double *pair_slope;  /* (H, T, T) */
     span attn;           /* (T, G): error alone is used later */
+    double *attn_error;  /* (T, H): the same, of a gradient of length 1 */
     span mids;           /* (T, G): normed attn */
-    double *gate_error;  /* (T, G) */
     int32_t first;       /* rows before it are not needed */
 } bounds_layer;
 
@@ -43,7 +48,8 @@ struct bounds {
     span *hidden;  /* (n_layers + 1) of (T, E) */
     double size;   /* how far numbers of a token move, */
     int32_t moved; /* from this token on; the enclosures of those before are points */
-    double *room;  /* scratch of a token */
+    double *room;  /* scratch of a token, */
+    double *gram;  /* and of movement: two squares */
     arena memory;
     /* of bounds_relax */
     int32_t n_directions, max_directions;
@@ -54,6 +60,9 @@ struct bounds {
 
 /* At most so many tokens that move get passes of their own for each layer. */
 enum { TIGHT_TOKENS = 24 };
+
+/* Rows of n numbers at the start of the room of a backward pass, for single steps. */
+enum { ROWS = 3 };
 
 /* SiLU. */
 
@@ -142,10 +151,10 @@ typedef struct norm_box {
     double at, q;             /* the same: at + (2 / dim) c0 . dx + from 0 to q */
 } norm_box;
 
-/* rc (dim): radii of the centred row; most_along: of c0 . dx, where more is known than the box. */
-static norm_box norm_measure(const double *x, const double *rx, int32_t dim, double eps, double *c0,
-                             double *rc, double most_along) {
-    double mean = 0, sum_r = 0, squares = 0, length = 0, along = 0;
+/* Lowers what the form has of the movement, which may be infinite, to what the box allows. */
+static norm_box norm_measure(const double *x, const double *rx, int32_t dim, double eps,
+                             norm_form *f) {
+    double mean = 0, sum_r = 0, squares = 0, centred = 0, length = 0, along = 0;
     norm_box b = {0};
     for (int32_t i = 0; i < dim; i++) {
         mean += x[i] / dim;
@@ -153,41 +162,51 @@ static norm_box norm_measure(const double *x, const double *rx, int32_t dim, dou
         squares += rx[i] * rx[i];
     }
     for (int32_t i = 0; i < dim; i++) {
-        c0[i] = x[i] - mean;
-        rc[i] = rx[i] * (1 - 2.0 / dim) + sum_r / dim;
-        double low = fmax(fabs(c0[i]) - rc[i], 0), high = fabs(c0[i]) + rc[i];
-        b.low_sum += low * low;
-        b.high_sum += high * high;
-        length += c0[i] * c0[i];
-        along += fabs(c0[i]) * rx[i];
+        double c = f->c0[i] = x[i] - mean;
+        double r = f->rc[i] = fmin(f->rc[i], rx[i] * (1 - 2.0 / dim) + sum_r / dim);
+        b.low_sum += pow(fmax(fabs(c) - r, 0), 2);
+        b.high_sum += pow(fabs(c) + r, 2);
+        centred += r * r;
+        length += c * c;
+        along += fabs(c) * rx[i];
     }
-    along = fmin(along, most_along);
-    double shorter = fmax(sqrt(length) - sqrt(squares), 0);
-    b.q = squares / dim;
+    along = fmin(along, f->most_along);
+    f->length = fmin(f->length, sqrt(fmin(squares, centred)));
+    double shorter = fmax(sqrt(length) - f->length, 0);
+    b.q = f->length * f->length / dim;
     b.at = length / dim + eps;
     b.high = fmin(b.high_sum / dim + eps, b.at + 2 * along / dim + b.q);
     b.low = fmax(b.low_sum, fmax(shorter * shorter, length - 2 * along)) / dim + eps;
     return b;
 }
 
-/* One row: y and its form from x; most_along as above, rc: (dim). */
-static void norm_row(const double *x, const double *rx, int32_t dim, double eps, double most_along,
-                     norm_form *f, const span *y, double *rc) {
-    norm_box b = norm_measure(x, rx, dim, eps, f->c0, rc, most_along);
+/* Nothing is known of the movement. */
+static void norm_reset(norm_form *f, int32_t dim) {
+    f->length = f->most_along = INFINITY;
+    for (int32_t i = 0; i < dim; i++)
+        f->rc[i] = INFINITY;
+}
+
+/* One row: y and its form from x. */
+static void norm_row(const double *x, const double *rx, int32_t dim, double eps, norm_form *f,
+                     const span *y) {
+    norm_box b = norm_measure(x, rx, dim, eps, f);
     double r_low = 1 / sqrt(b.high), r_high = 1 / sqrt(b.low);
     double slope = -r_low * r_high * r_low * r_high / (r_low + r_high); /* of the chord, */
     double touch = cbrt(1 / (4 * slope * slope)); /* which is furthest from 1 / sqrt there */
     double gap = fmax(r_high + slope * (touch - b.low) - 1 / sqrt(touch), 0) + 1e-15 * r_high;
     double at = r_high + slope * (b.at + b.q / 2 - b.low) - gap / 2;
-    double error = gap / 2 - slope * b.q / 2;
+    f->off = gap / 2 - slope * b.q / 2;
+    f->spread = (r_high - r_low) / 2;
     f->rstd = (r_low + r_high) / 2;
     f->along = 2 * slope / dim;
+    f->y_length = 0;
     for (int32_t i = 0; i < dim; i++) {
-        double c = f->c0[i], part = fmax(fabs(c) - rc[i], 0), most = fabs(c) + rc[i];
+        double c = f->c0[i], rc = f->rc[i], part = fmax(fabs(c) - rc, 0), most = fabs(c) + rc;
         double low = fmax(b.low_sum - part * part, 0), high = b.high_sum - most * most;
-        double top = norm_end(c + rc[i], low, high, dim, eps);
-        double bottom = -norm_end(rc[i] - c, low, high, dim, eps);
-        double e = fabs(c) * error + rc[i] * (r_high - r_low) / 2;
+        double top = norm_end(c + rc, low, high, dim, eps);
+        double bottom = -norm_end(rc - c, low, high, dim, eps);
+        double e = fabs(c) * f->off + rc * f->spread;
         f->keep[i] = e < (top - bottom) / 2;
         y->centre[i] = f->keep[i] != 0 ? c * at : (top + bottom) / 2;
         y->error[i] = f->keep[i] != 0 ? e : (top - bottom) / 2;
@@ -196,7 +215,51 @@ static void norm_row(const double *x, const double *rx, int32_t dim, double eps,
             linear += rx[k] * fabs(k == i ? own : f->along * c * f->c0[k] - f->rstd / dim);
         double range = fmax(top - y->centre[i], y->centre[i] - bottom);
         y->radius[i] = f->keep[i] != 0 ? fmin(range, linear) : range;
+        f->y_length += y->radius[i] * y->radius[i];
     }
+    f->y_length = sqrt(f->y_length);
+}
+
+/* to (n) += how far dy . y can be from its linear form, for the columns of dy (dim, n): as off and
+ * spread are the same for all numbers, the columns are summed up before sizes are taken. error:
+ * of y.  room: 3 n. */
+static void norm_error(const norm_form *f, const double *error, int32_t dim, const double *dy,
+                       int32_t n, double *to, double *room) {
+    double *dot = room, *box = room + n, *squares = room + 2 * n;
+    memset(room, 0, 3 * (size_t)n * sizeof *room);
+    for (int32_t i = 0; i < dim; i++) {
+        double c = f->keep[i] * f->c0[i], ranges = (1 - f->keep[i]) * error[i];
+#pragma omp simd
+        for (int32_t o = 0; o < n; o++) {
+            double g = dy[(int64_t)i * n + o], kept = f->keep[i] * g;
+            dot[o] += c * g;
+            box[o] += fabs(kept) * f->rc[i];
+            squares[o] += kept * kept;
+            to[o] += fabs(g) * ranges;
+        }
+    }
+#pragma omp simd
+    for (int32_t o = 0; o < n; o++)
+        to[o] += fabs(dot[o]) * f->off + fmin(box[o], sqrt(squares[o]) * f->length) * f->spread;
+}
+
+/* to (n) += how large the sum of by_i da_i db_i can be, for the columns of by (dim, n), da and db
+ * being movements in boxes of radii ra and rb, of lengths la and lb at most.  room: 3 n. */
+static void cross_error(const double *by, int32_t dim, int32_t n, const double *ra, double la,
+                        const double *rb, double lb, double *to, double *room) {
+    double *box = room, *left = room + n, *right = room + 2 * n;
+    memset(room, 0, 3 * (size_t)n * sizeof *room);
+    for (int32_t i = 0; i < dim; i++)
+#pragma omp simd
+        for (int32_t o = 0; o < n; o++) {
+            double a = by[(int64_t)i * n + o] * ra[i], b = by[(int64_t)i * n + o] * rb[i];
+            box[o] += fabs(a) * rb[i];
+            left[o] += a * a;
+            right[o] += b * b;
+        }
+#pragma omp simd
+    for (int32_t o = 0; o < n; o++)
+        to[o] += fmin(box[o], fmin(sqrt(left[o]) * lb, sqrt(right[o]) * la));
 }
 
 /* to (n, dim) = the coefficients of x in y w, w (dim, n). */
@@ -223,6 +286,14 @@ static double reach(const double *x, const double *r, int32_t n) {
     return sum;
 }
 
+static double length_of(const double *x, int32_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int32_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
 /* to (n) += by * from (n) */
 static inline void add(double *to, double by, const double *from, int32_t n) {
 #pragma omp simd
@@ -230,10 +301,38 @@ static inline void add(double *to, double by, const double *from, int32_t n) {
         to[s] += by * from[s];
 }
 
-/* dx (dim, n) += the gradient of x from that of y, dy (dim, n). room: 2 n. */
-static void norm_back(const norm_form *f, int32_t dim, const double *dy, int32_t n, double *dx,
-                      double *room) {
+static bool has_numbers(const double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] != 0) return true;
+    return false;
+}
+
+/* to (m, n) += a (m, k) from (k, n); rows of zeros are left out, of which there are many. */
+static void multiply(const double *a, const double *from, int32_t m, int32_t k, int32_t n,
+                     double *to) {
+    enum { AT_ONCE = 4 };
+    for (int32_t j = 0; j < k;) {
+        int32_t at[AT_ONCE] = {0}, n_at = 0;
+        for (; j < k && n_at < AT_ONCE; j++)
+            if (has_numbers(from + (int64_t)j * n, n)) at[n_at++] = j;
+        const double *x = from + (int64_t)at[0] * n, *y = from + (int64_t)at[1] * n,
+                     *z = from + (int64_t)at[2] * n, *t = from + (int64_t)at[3] * n;
+        for (int32_t i = 0; i < m && n_at > 0; i++) {
+            double w[AT_ONCE] = {0}, *row = to + (int64_t)i * n;
+            for (int32_t p = 0; p < n_at; p++)
+                w[p] = a[(int64_t)i * k + at[p]];
+#pragma omp simd
+            for (int32_t s = 0; s < n; s++)
+                row[s] += w[0] * x[s] + w[1] * y[s] + w[2] * z[s] + w[3] * t[s];
+        }
+    }
+}
+
+/* dx (dim, n) += the gradient of x from that of y, dy (dim, n); to, error as above.  room: 3 n. */
+static void norm_back(const norm_form *f, const double *error, int32_t dim, const double *dy,
+                      int32_t n, double *dx, double *to, double *room) {
     double *mean = room, *dot = room + n;
+    norm_error(f, error, dim, dy, n, to, room);
     memset(room, 0, 2 * (size_t)n * sizeof *room);
     for (int32_t i = 0; i < dim; i++)
 #pragma omp simd
@@ -304,10 +403,9 @@ static double *widen(arena *a, const float *from, int64_t n, status *st) {
 static status norms_alloc(arena *a, norm_form **out, int32_t n, int32_t dim) {
     double *room;
     TRY(ARENA_NEW(a, out, (size_t)n));
-    TRY(ARENA_NEW(a, &room, 2 * (size_t)n * (size_t)dim));
-    for (int32_t t = 0; t < n; t++)
-        (*out)[t] = (norm_form){.c0 = room + (int64_t)2 * t * dim,
-                                .keep = room + ((int64_t)2 * t + 1) * dim};
+    TRY(ARENA_NEW(a, &room, 3 * (size_t)n * (size_t)dim));
+    for (int32_t t = 0; t < n; t++, room += 3 * (size_t)dim)
+        (*out)[t] = (norm_form){.c0 = room, .keep = room + dim, .rc = room + 2 * (size_t)dim};
     return OK;
 }
 
@@ -326,6 +424,10 @@ static status take_weights(bounds *b, bounds_layer *l) {
     return OK;
 }
 
+static int32_t n_blocks(const hstu_layer_config *c) {
+    return 1 + 3 * c->n_heads;
+}
+
 static status layer_alloc(bounds *b, bounds_layer *l) {
     arena *a = &b->memory;
     size_t n = (size_t)b->max_n, pairs = n * n * (size_t)l->from->config.n_heads;
@@ -336,20 +438,27 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     TRY(span_alloc(a, &l->normed, n * (size_t)b->dim));
     TRY(span_alloc(a, &l->act, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->slope, n * (size_t)b->width));
-    TRY(ARENA_NEW(a, &l->along, n));
+    TRY(ARENA_NEW(a, &l->length, n * (size_t)n_blocks(&l->from->config)));
     TRY(ARENA_NEW(a, &l->rest, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->from_x, n * (size_t)b->width * (size_t)b->dim));
     TRY(span_alloc(a, &l->weight, pairs));
     TRY(ARENA_NEW(a, &l->pair_slope, pairs));
     TRY(span_alloc(a, &l->attn, n * (size_t)b->gated));
     TRY(span_alloc(a, &l->mids, n * (size_t)b->gated));
-    return ARENA_NEW(a, &l->gate_error, n * (size_t)b->gated);
+    return ARENA_NEW(a, &l->attn_error, n * (size_t)l->from->config.n_heads);
 }
 
 /* Of a token: attention (G, E), weights (G, E), norm (E, G), coefficients (E, E), and rows. */
-static int64_t room_numbers(const bounds *b) {
-    int64_t wide = b->gated > b->dim ? b->gated : b->dim;
-    return 4 * wide * wide + 8 * wide;
+static size_t room_numbers(const bounds *b) {
+    size_t wide = (size_t)(b->gated > b->dim ? b->gated : b->dim);
+    return 4 * wide * wide + 9 * wide + 3 * (size_t)b->width;
+}
+
+static size_t gram_numbers(const bounds *b) {
+    const hstu_layer_config *c = &b->m->layers[0].hstu.config;
+    size_t wide = (size_t)(b->gated > b->dim ? b->gated : b->dim);
+    if ((size_t)c->dim_qk > wide) wide = (size_t)c->dim_qk;
+    return 2 * wide * wide;
 }
 
 static status make(bounds *b, const model *m) {
@@ -368,7 +477,8 @@ static status make(bounds *b, const model *m) {
     }
     for (int i = 0; i <= b->n_layers; i++)
         TRY(span_alloc(&b->memory, &b->hidden[i], (size_t)b->max_n * (size_t)b->dim));
-    return ARENA_NEW(&b->memory, &b->room, (size_t)room_numbers(b));
+    TRY(ARENA_NEW(&b->memory, &b->gram, gram_numbers(b)));
+    return ARENA_NEW(&b->memory, &b->room, room_numbers(b));
 }
 
 status bounds_create(bounds **out, const model *m) {
@@ -427,7 +537,19 @@ static void take_biases(bounds *b, bounds_layer *l, const int64_t *time) {
     }
 }
 
-/* silu(alpha (q . k + bias)) / N of a pair; by_i, by_j (E): the score's coefficients of the inputs
+/* How far a score is from its linear form. */
+static double score_error(const bounds *b, const bounds_layer *l, int32_t h, int32_t i, int32_t j) {
+    const hstu_layer_config *c = &l->from->config;
+    const double *q = l->act.radius + (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
+    const double *k =
+        l->act.radius + (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
+    int32_t n = n_blocks(c);
+    return fmin(reach(q, k, c->dim_qk),
+                l->length[i * n + 1 + c->n_heads + h] * l->length[j * n + 1 + 2 * c->n_heads + h]);
+}
+
+/* silu(alpha (q . k + bias)) / N of a pair, whose score has at most the radius that the weight's
+ * radius has before; by_i, by_j (E): the score's coefficients of the inputs
  * of the two tokens; returns the part of the weight's radius that is not theirs. */
 static double weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j, const double *rx,
                     double *by_i, double *by_j) {
@@ -435,14 +557,13 @@ static double weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j,
     int64_t q = (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
     int64_t k = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
     int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
-    double score = l->pair_bias[(int64_t)i * b->n + j], both = 0, rest = 0,
+    double score = l->pair_bias[(int64_t)i * b->n + j], both = score_error(b, l, h, i, j), rest = 0,
            alpha = (double)c->alpha;
     memset(by_i, 0, (size_t)b->dim * sizeof *by_i);
     memset(by_j, 0, (size_t)b->dim * sizeof *by_j);
     for (int32_t d = 0; d < c->dim_qk; d++) {
         double qc = l->act.centre[q + d], kc = l->act.centre[k + d];
         score += qc * kc;
-        both += l->act.radius[q + d] * l->act.radius[k + d];
         rest += fabs(qc) * l->rest[k + d] + fabs(kc) * l->rest[q + d];
         if (i >= b->moved) add(by_i, alpha * kc, l->from_x + (q + d) * b->dim, b->dim);
         if (j >= b->moved) add(by_j, alpha * qc, l->from_x + (k + d) * b->dim, b->dim);
@@ -451,6 +572,7 @@ static double weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j,
         by_i[e] += by_j[e];
     double radius = alpha * (rest + both) + reach(by_i, rx + (int64_t)i * b->dim, b->dim);
     if (i != j) radius += reach(by_j, rx + (int64_t)j * b->dim, b->dim);
+    radius = fmin(radius, l->weight.radius[pair]);
     double slope = span_silu(alpha * score, radius, (double)c->scale, &l->weight.centre[pair],
                              &l->weight.radius[pair], &l->weight.error[pair]);
     l->weight.error[pair] += fabs(slope) * alpha * both;
@@ -469,12 +591,15 @@ static void attend(bounds *b, bounds_layer *l, const double *rx, int32_t i, doub
     memset(own, 0, (size_t)b->gated * (size_t)dim * sizeof *own);
     for (int32_t g = 0; g < b->gated; g++)
         o.centre[g] = o.error[g] = other[g] = 0;
-    for (int32_t h = 0; h < c->n_heads; h++)
+    for (int32_t h = 0; h < c->n_heads; h++) {
+        double *error = &l->attn_error[i * c->n_heads + h];
+        *error = 0;
         for (int32_t j = 0; j <= i; j++) {
             int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
             int64_t at = (int64_t)j * b->width + b->gated + h * c->dim_v;
             double rest = weigh(b, l, h, i, j, rx, by_i, by_j), w = l->weight.centre[pair];
             double slope = l->pair_slope[pair] / (double)c->alpha;
+            *error += l->weight.radius[pair] * l->length[j * n_blocks(c) + 1 + h];
             for (int32_t d = 0, g = h * c->dim_v; d < c->dim_v; d++, g++) {
                 double v = l->act.centre[at + d], sum = 0;
                 const double *from_x = l->from_x + (at + d) * dim, *r = rx + (int64_t)j * dim;
@@ -491,6 +616,7 @@ static void attend(bounds *b, bounds_layer *l, const double *rx, int32_t i, doub
                 other[g] += sum;
             }
         }
+    }
     for (int32_t g = 0; g < b->gated; g++) {
         other[g] += o.error[g];
         o.radius[g] = other[g] + reach(own + (int64_t)g * dim, rx + (int64_t)i * dim, dim);
@@ -507,12 +633,32 @@ static void add_error(bounds *b, const double *gradient, const double *error, in
             b->error[s] += fabs(gradient[i * n + s]) * error[i];
 }
 
+/* The errors of a head's sums of weights times v: by its numbers, or by the gradient's length. */
+static void attn_error(bounds *b, const double *error, double by_length, int32_t dim,
+                       const double *go) {
+    int32_t n = b->n_directions;
+    double *box = b->grad_room, *squares = box + n;
+    memset(box, 0, 2 * (size_t)n * sizeof *box);
+    for (int32_t d = 0; d < dim; d++)
+#pragma omp simd
+        for (int32_t s = 0; s < n; s++) {
+            box[s] += fabs(go[(int64_t)d * n + s]) * error[d];
+            squares[s] += go[(int64_t)d * n + s] * go[(int64_t)d * n + s];
+        }
+#pragma omp simd
+    for (int32_t s = 0; s < n; s++)
+        b->error[s] += fmin(box[s], sqrt(squares[s]) * by_length);
+}
+
 /* From the gradient of attention o (G, n) of row i to those of q, k, v. */
 static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const double *go) {
     const hstu_layer_config *c = &l->from->config;
     int32_t n = b->n_directions;
     double *gs = b->grad_room;
-    for (int32_t h = 0; h < c->n_heads; h++)
+    for (int32_t h = 0; h < c->n_heads; h++) {
+        int64_t o = (int64_t)i * b->gated + h * c->dim_v;
+        attn_error(b, l->attn.error + o, l->attn_error[i * c->n_heads + h], c->dim_v,
+                   go + (int64_t)h * c->dim_v * n);
         for (int32_t j = 0; j <= i; j++) {
             int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
             int64_t v = (int64_t)j * b->width + b->gated + h * c->dim_v;
@@ -531,27 +677,35 @@ static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const doubl
             for (int32_t d = 0; d < c->dim_v && j >= b->moved; d++)
                 add(b->grad_act + (v + d) * n, l->weight.centre[pair], from + d * n, n);
         }
+    }
+}
+
+/* From the gradient gg (G, n) of the normed attention of row t; n (G) zeros follow it, which become
+ * that of attention. */
+static void norm_attend_back(bounds *b, const bounds_layer *l, int32_t t, const double *gg) {
+    int32_t n = b->n_directions;
+    int64_t at = (int64_t)t * b->gated;
+    double *go = b->grad_room + (int64_t)(ROWS + b->gated) * n;
+    norm_back(&l->mid[t], l->mids.error + at, b->gated, gg, n, go, b->error, b->grad_room);
+    attend_back(b, l, t, go);
 }
 
 /* From the gradient of a row of the output, gy (E, n), to those of u, q, k, v. */
 static void gate_back(bounds *b, const bounds_layer *l, int32_t t, const double *gy) {
     int32_t n = b->n_directions, dim = b->dim;
     int64_t at = (int64_t)t * b->gated, act = (int64_t)t * b->width;
-    double *gg = b->grad_room + 3 * n, *go = gg + (int64_t)b->gated * n, *room = b->grad_room;
+    double *gg = b->grad_room + ROWS * n;
+    if (!has_numbers(gy, (int64_t)dim * n)) return;
     memset(gg, 0, 2 * (size_t)b->gated * (size_t)n * sizeof *gg);
-    for (int32_t g = 0; g < b->gated; g++) {
-        for (int32_t e = 0; e < dim; e++)
-            add(gg + (int64_t)g * n, l->proj[g * dim + e], gy + (int64_t)e * n, n);
+    multiply(l->proj, gy, b->gated, dim, n, gg);
+    for (int32_t g = 0; g < b->gated; g++)
         add(b->grad_act + (act + g) * n, l->mids.centre[at + g], gg + (int64_t)g * n, n);
-    }
-    add_error(b, gg, l->gate_error + at, b->gated);
+    cross_error(gg, b->gated, n, l->act.radius + act, l->length[t * n_blocks(&l->from->config)],
+                l->mids.radius + at, l->mid[t].y_length, b->error, b->grad_room);
     for (int32_t g = 0; g < b->gated; g++)
         for (int32_t s = 0; s < n; s++)
             gg[(int64_t)g * n + s] *= l->act.centre[act + g];
-    add_error(b, gg, l->mids.error + at, b->gated);
-    norm_back(&l->mid[t], b->gated, gg, n, go, room + n);
-    add_error(b, go, l->attn.error + at, b->gated);
-    attend_back(b, l, t, go);
+    norm_attend_back(b, l, t, gg);
 }
 
 /* From the gradients of u, v, q, k of a token to that of its input, gx (E, n), which has that of
@@ -559,17 +713,24 @@ static void gate_back(bounds *b, const bounds_layer *l, int32_t t, const double 
 static void project_back(bounds *b, const bounds_layer *l, int32_t t, double *gx) {
     int32_t n = b->n_directions;
     int64_t act = (int64_t)t * b->width;
-    double *gz = b->grad_act + act * n, *gn = b->grad_room + 2 * n;
+    double *gz = b->grad_act + act * n, *gn = b->grad_room + ROWS * n;
+    if (!has_numbers(gz, (int64_t)b->width * n)) return;
     add_error(b, gz, l->act.error + act, b->width);
     for (int32_t w = 0; w < b->width; w++)
         for (int32_t s = 0; s < n; s++)
             gz[(int64_t)w * n + s] *= l->slope[act + w];
     memset(gn, 0, (size_t)b->dim * (size_t)n * sizeof *gn);
-    for (int32_t e = 0; e < b->dim; e++)
-        for (int32_t w = 0; w < b->width; w++)
-            add(gn + (int64_t)e * n, l->uvqk[(int64_t)e * b->width + w], gz + (int64_t)w * n, n);
-    add_error(b, gn, l->normed.error + (int64_t)t * b->dim, b->dim);
-    norm_back(&l->in[t], b->dim, gn, n, gx, b->grad_room);
+    multiply(l->uvqk, gz, b->dim, b->width, n, gn);
+    norm_back(&l->in[t], l->normed.error + (int64_t)t * b->dim, b->dim, gn, n, gx, b->error,
+              b->grad_room);
+}
+
+/* Of the tokens that move, up to `last`: gradients of n numbers each. */
+static void clear_rows(const bounds *b, double *gradient, int32_t n, int32_t last) {
+    int64_t row = (int64_t)n * b->n_directions;
+    if (last >= b->moved)
+        memset(gradient + b->moved * row, 0,
+               (size_t)((last + 1 - b->moved) * row) * sizeof *gradient);
 }
 
 static status begin_back(bounds *b, int32_t n) {
@@ -579,16 +740,15 @@ static status begin_back(bounds *b, int32_t n) {
         b->max_directions = 0;
         TRY(MEM_RESIZE(&b->grad, rows * (size_t)b->dim));
         TRY(MEM_RESIZE(&b->grad_act, rows * (size_t)b->width));
-        TRY(MEM_RESIZE(&b->grad_room, (size_t)n * (size_t)(wide + 4)));
+        TRY(MEM_RESIZE(&b->grad_room, (size_t)n * (size_t)(wide + ROWS)));
         TRY(MEM_RESIZE(&b->radius, (size_t)n));
         TRY(MEM_RESIZE(&b->error, (size_t)n));
         b->max_directions = n;
     }
     b->n_directions = n;
-    rows = (size_t)b->n * (size_t)n;
     memset(b->error, 0, (size_t)n * sizeof *b->error);
-    memset(b->grad, 0, rows * (size_t)b->dim * sizeof *b->grad);
-    memset(b->grad_act, 0, rows * (size_t)b->width * sizeof *b->grad_act);
+    clear_rows(b, b->grad, b->dim, b->n - 1);
+    clear_rows(b, b->grad_act, b->width, b->n - 1);
     return OK;
 }
 
@@ -603,8 +763,7 @@ static void finish_back(bounds *b, int k, int32_t last, bool has_acts) {
             gate_back(b, l, t, b->grad + t * token);
         for (int32_t t = b->moved; t <= last; t++)
             project_back(b, l, t, b->grad + t * token);
-        size_t acts = (size_t)(last + 1) * (size_t)b->width * (size_t)n;
-        memset(b->grad_act, 0, acts * sizeof *b->grad_act);
+        clear_rows(b, b->grad_act, b->width, last);
     }
     memcpy(b->radius, b->error, (size_t)n * sizeof *b->radius);
     for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++)
@@ -617,46 +776,123 @@ static bool is_tight(const bounds *b, int32_t t) {
     return t >= b->moved && b->n - b->moved <= TIGHT_TOKENS && b->size > 0;
 }
 
-/* The radii of the attention of row t, and of c0 . row, c0 being the centred row. */
-static status tighten_attn(bounds *b, int k, int32_t t, double mean, double *along) {
+/* At most how long what moves in the directions first .. first + n of a pass can be: |J x| for
+ * |x_i| <= size, and the errors.  With any positive d_i
+ *     |J x|^2 = |J d^(-1/2) d^(1/2) x|^2 <= lambda(J d^(-1) J') sum of d_i x_i^2;
+ * d_i is the length of J's column i, which is exact where all columns are parallel, or orthogonal
+ * and of one length.  lambda is at most the k-th root of the Frobenius norm of the k-th power. */
+static double movement(const bounds *b, int32_t first, int32_t n, int32_t last) {
+    enum { SQUARINGS = 4 };
+    double *a = b->gram, *square = a + (int64_t)n * n, sum = 0, norm = 0, lambda = 1;
+    memset(a, 0, (size_t)n * (size_t)n * sizeof *a);
+    for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++) {
+        const double *from = b->grad + i * b->n_directions + first;
+        double length = length_of(from, n);
+        sum += length;
+        for (int32_t r = 0; r < n && length > 0; r++)
+            add(a + r * n, from[r] / length, from, n);
+    }
+    for (int k = 0; k <= SQUARINGS; k++) {
+        norm = length_of(a, n * n);
+        lambda *= pow(norm, 1.0 / (1 << k));
+        if (k == SQUARINGS || norm == 0) break;
+        memset(square, 0, (size_t)n * (size_t)n * sizeof *a);
+        for (int32_t r = 0; r < n; r++)
+            for (int32_t s = 0; s < n; s++)
+                add(square + r * n, a[r * n + s] / (norm * norm), a + s * n, n);
+        double *swap = a;
+        a = square;
+        square = swap;
+    }
+    return sqrt(lambda * sum) * b->size + length_of(b->error + first, n);
+}
+
+/* The radii of the scores of row t, for weigh. */
+static status tighten_scores(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
-    int32_t gated = b->gated, n = gated + 1;
-    span o = span_at(&l->attn, (int64_t)t * gated);
+    const hstu_layer_config *c = &l->from->config;
+    const double alpha = (double)c->alpha;
+    int32_t n = c->n_heads * (t + 1);
+    for (int32_t s = 0; s < n; s++)
+        l->weight.radius[((int64_t)(s / (t + 1)) * b->n + t) * b->n + s % (t + 1)] = INFINITY;
     if (!is_tight(b, t) || k == 0) return OK; /* of the first layer they are exact */
     TRY(begin_back(b, n));
-    double *go = b->grad_room + (int64_t)(3 + gated) * n;
-    memset(go, 0, (size_t)gated * (size_t)n * sizeof *go);
-    for (int32_t g = 0; g < gated; g++) {
-        go[g * n + g] = 1;
-        go[g * n + gated] = o.centre[g] - mean;
+    for (int32_t s = 0; s < n; s++) {
+        int32_t h = s / (t + 1), j = s % (t + 1);
+        int64_t q = (int64_t)t * b->width + 2 * b->gated + h * c->dim_qk;
+        int64_t key = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
+        for (int32_t d = 0; d < c->dim_qk; d++) {
+            b->grad_act[(q + d) * n + s] += alpha * l->act.centre[key + d];
+            if (j >= b->moved) b->grad_act[(key + d) * n + s] += alpha * l->act.centre[q + d];
+        }
+        b->error[s] = alpha * score_error(b, l, h, t, j);
     }
-    add_error(b, go, o.error, gated);
-    attend_back(b, l, t, go);
     finish_back(b, k, t, true);
-    for (int32_t g = 0; g < gated; g++)
-        o.radius[g] = fmin(o.radius[g], b->radius[g]);
-    *along = fmin(*along, b->radius[gated]);
+    for (int32_t s = 0; s < n; s++)
+        l->weight.radius[((int64_t)(s / (t + 1)) * b->n + t) * b->n + s % (t + 1)] = b->radius[s];
     return OK;
 }
 
-/* The radii of a row of hidden[k + 1], and of c0 . row for the norm that reads it. */
-static status tighten_out(bounds *b, int k, int32_t t, const span *out) {
-    int32_t dim = b->dim, n = dim + 1;
+/* What a norm wants to know of its row, from a pass with the directions of the centred row and of
+ * c0: to (dim, dim + 1). */
+static void centred_directions(const double *row, int32_t dim, double *to) {
     double mean = 0;
-    if (k + 1 == b->n_layers) return OK;
-    b->layers[k + 1].along[t] = INFINITY;
+    for (int32_t e = 0; e < dim; e++)
+        mean += row[e] / dim;
+    for (int32_t e = 0; e < dim; e++) {
+        for (int32_t s = 0; s < dim; s++)
+            to[e * (dim + 1) + s] = (s == e) - 1.0 / dim;
+        to[e * (dim + 1) + dim] = row[e] - mean;
+    }
+}
+
+static void take_centred(const bounds *b, int32_t dim, int32_t last, norm_form *to) {
+    memcpy(to->rc, b->radius, (size_t)dim * sizeof *to->rc);
+    to->most_along = fmin(to->most_along, b->radius[dim]);
+    to->length = movement(b, 0, dim, last);
+}
+
+/* The radii of the attention of row t. */
+static status tighten_attn(bounds *b, int k, int32_t t) {
+    bounds_layer *l = &b->layers[k];
+    int32_t gated = b->gated, n = gated + 1;
     if (!is_tight(b, t)) return OK;
     TRY(begin_back(b, n));
-    for (int32_t e = 0; e < dim; e++)
-        mean += out->centre[e] / dim;
-    for (int32_t e = 0; e < dim; e++) {
-        b->grad[((int64_t)t * dim + e) * n + e] = 1;
-        b->grad[((int64_t)t * dim + e) * n + dim] = out->centre[e] - mean;
-    }
+    double *go = b->grad_room + (int64_t)(ROWS + gated) * n;
+    centred_directions(l->attn.centre + (int64_t)t * gated, gated, go);
+    attend_back(b, l, t, go);
+    finish_back(b, k, t, true);
+    take_centred(b, gated, t, &l->mid[t]);
+    return OK;
+}
+
+/* The radii of the normed attention of row t. */
+static status tighten_mids(bounds *b, int k, int32_t t) {
+    bounds_layer *l = &b->layers[k];
+    int32_t n = b->gated;
+    span m = span_at(&l->mids, (int64_t)t * n);
+    if (!is_tight(b, t)) return OK;
+    TRY(begin_back(b, n));
+    double *gg = b->grad_room + ROWS * n;
+    memset(gg, 0, 2 * (size_t)n * (size_t)n * sizeof *gg);
+    for (int32_t g = 0; g < n; g++)
+        gg[g * n + g] = 1;
+    norm_attend_back(b, l, t, gg);
+    finish_back(b, k, t, true);
+    for (int32_t g = 0; g < n; g++)
+        m.radius[g] = fmin(m.radius[g], b->radius[g]);
+    l->mid[t].y_length = fmin(l->mid[t].y_length, movement(b, 0, n, t));
+    return OK;
+}
+
+/* Of a row of hidden[k + 1], for the norm that reads it. */
+static status tighten_out(bounds *b, int k, int32_t t, const span *out) {
+    int32_t dim = b->dim, n = dim + 1;
+    if (k + 1 == b->n_layers || !is_tight(b, t)) return OK;
+    TRY(begin_back(b, n));
+    centred_directions(out->centre, dim, b->grad + (int64_t)t * dim * n);
     finish_back(b, k, t, false);
-    for (int32_t e = 0; e < dim; e++)
-        out->radius[e] = fmin(out->radius[e], b->radius[e]);
-    b->layers[k + 1].along[t] = b->radius[dim];
+    take_centred(b, dim, t, &b->layers[k + 1].in[t]);
     return OK;
 }
 
@@ -665,7 +901,7 @@ static status tighten_act(bounds *b, int k, int32_t t, const span *act) {
     bounds_layer *l = &b->layers[k];
     int32_t n = b->width, dim = b->dim;
     const double *from_x = l->from_x + (int64_t)t * n * dim;
-    if (!is_tight(b, t) || k == 0) return OK;
+    if (!is_tight(b, t)) return OK;
     TRY(begin_back(b, n));
     memcpy(b->error, l->rest + (int64_t)t * n, (size_t)n * sizeof *b->error);
     for (int32_t w = 0; w < n; w++)
@@ -677,6 +913,26 @@ static status tighten_act(bounds *b, int k, int32_t t, const span *act) {
     return OK;
 }
 
+/* The lengths of the movement of u, v, q and k: of a tight token, from the pass of tighten_act. */
+static void measure_acts(bounds *b, bounds_layer *l, int32_t t) {
+    const hstu_layer_config *c = &l->from->config;
+    int32_t n = b->width, n_of = n_blocks(c);
+    int64_t act = (int64_t)t * n;
+    for (int64_t i = b->moved * (int64_t)b->dim; i < (t + 1) * (int64_t)b->dim && is_tight(b, t);
+         i++)
+        for (int32_t w = 0; w < n; w++)
+            b->grad[i * n + w] *= l->slope[act + w];
+    for (int32_t w = 0; w < n && is_tight(b, t); w++)
+        b->error[w] = b->error[w] * fabs(l->slope[act + w]) + l->act.error[act + w];
+    for (int32_t k = 0, first = 0; k < n_of; k++) {
+        int32_t dim = k == 0 ? b->gated : k <= c->n_heads ? c->dim_v : c->dim_qk;
+        const double *r = l->act.radius + act + first;
+        double box = length_of(r, dim);
+        l->length[t * n_of + k] = is_tight(b, t) ? fmin(box, movement(b, first, dim, t)) : box;
+        first += dim;
+    }
+}
+
 /* u, v, q, k of a token. */
 static status project(bounds *b, int k, const span *x, int32_t t) {
     bounds_layer *l = &b->layers[k];
@@ -684,8 +940,7 @@ static status project(bounds *b, int k, const span *x, int32_t t) {
     span normed = span_at(&l->normed, (int64_t)t * dim), act = span_at(&l->act, (int64_t)t * n);
     double *slope = l->slope + (int64_t)t * n, *rest = l->rest + (int64_t)t * n;
     double *from_x = l->from_x + (int64_t)t * n * dim;
-    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, l->along[t], &l->in[t],
-             &normed, b->room);
+    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, &l->in[t], &normed);
     bool moves = t >= b->moved;
     if (moves) norm_through(&l->in[t], dim, l->uvqk, n, from_x);
     for (int32_t w = 0; w < n; w++)
@@ -696,8 +951,8 @@ static status project(bounds *b, int k, const span *x, int32_t t) {
             double weight = l->uvqk[(int64_t)e * n + w];
             act.centre[w] += weight * normed.centre[e];
             act.radius[w] += fabs(weight) * normed.radius[e];
-            rest[w] += fabs(weight) * normed.error[e];
         }
+    norm_error(&l->in[t], normed.error, dim, l->uvqk, n, rest, b->room);
     TRY(tighten_act(b, k, t, &act));
     for (int32_t w = 0; w < n; w++) {
         double *row = from_x + (int64_t)w * dim;
@@ -709,6 +964,7 @@ static status project(bounds *b, int k, const span *x, int32_t t) {
         for (int32_t e = 0; e < dim && moves; e++)
             row[e] *= slope[w];
     }
+    measure_acts(b, l, t);
     return OK;
 }
 
@@ -720,43 +976,50 @@ static status gate(bounds *b, int k, const span *x, int32_t t, const span *out) 
     int64_t u = (int64_t)t * b->width;
     span o = span_at(&l->attn, (int64_t)t * n), m = span_at(&l->mids, (int64_t)t * n);
     double *own = b->room, *weight = own + n * dim, *through = weight + n * dim;
-    double *by = through + n * dim, *other = by + dim * dim,
-           *error = l->gate_error + (int64_t)t * n;
+    double *by = through + n * dim, *other = by + dim * dim, *row = other + n + 2 * dim,
+           *rest = row + dim;
+    norm_form *f = &l->mid[t];
     const param *bias = l->from->proj_bias;
+    norm_reset(f, n);
+    TRY(tighten_scores(b, k, t));
     attend(b, l, x->radius - (int64_t)t * dim, t, own, other);
-    double mean = 0, along = 0, *row = by;
+    double mean = 0, along = 0;
     for (int32_t g = 0; g < n; g++)
         mean += o.centre[g] / n;
-    memset(row, 0, (size_t)dim * sizeof *row);
+    memset(row, 0, 2 * (size_t)dim * sizeof *row);
     for (int32_t g = 0; g < n; g++) {
         add(row, o.centre[g] - mean, own + (int64_t)g * dim, dim);
         along += fabs(o.centre[g] - mean) * other[g];
     }
-    along += reach(row, x->radius, dim);
-    TRY(tighten_attn(b, k, t, mean, &along));
-    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, along, &l->mid[t], &m,
-             other + n + 2 * dim);
+    f->most_along = along + reach(row, x->radius, dim);
+    TRY(tighten_attn(b, k, t));
+    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, f, &m);
+    TRY(tighten_mids(b, k, t));
     for (int32_t g = 0; g < n; g++)
         for (int32_t e = 0; e < dim; e++)
             weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];
-    if (t >= b->moved) norm_through(&l->mid[t], n, weight, dim, through);
+    if (t >= b->moved) {
+        norm_through(f, n, weight, dim, through);
+        norm_error(f, m.error, n, weight, dim, rest, rest + dim);
+        cross_error(l->proj, n, dim, l->act.radius + u, l->length[t * n_blocks(&l->from->config)],
+                    m.radius, f->y_length, rest, rest + dim);
+    }
     memset(by, 0, (size_t)dim * (size_t)dim * sizeof *by);
     for (int32_t e = 0; e < dim; e++) {
-        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0), radius = 0;
+        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0);
         double *to = by + (int64_t)e * dim;
         to[e] = 1;
         for (int32_t g = 0; g < n; g++) {
             double w = l->proj[g * dim + e];
-            error[g] = l->act.radius[u + g] * m.radius[g];
             centre += w * l->act.centre[u + g] * m.centre[g];
             if (t < b->moved) continue;
-            radius += fabs(through[e * n + g]) * other[g] + fabs(weight[g * dim + e]) * m.error[g] +
-                      fabs(w) * (fabs(m.centre[g]) * l->rest[u + g] + error[g]);
+            rest[e] +=
+                fabs(through[e * n + g]) * other[g] + fabs(w) * fabs(m.centre[g]) * l->rest[u + g];
             add(to, through[e * n + g], own + (int64_t)g * dim, dim);
             add(to, w * m.centre[g], l->from_x + (u + g) * dim, dim);
         }
         out->centre[e] = centre;
-        out->radius[e] = t < b->moved ? 0 : radius + reach(to, x->radius, dim);
+        out->radius[e] = t < b->moved ? 0 : rest[e] + reach(to, x->radius, dim);
     }
     return tighten_out(b, k, t, out);
 }
@@ -766,13 +1029,15 @@ status bounds_run(bounds *b, const bounds_query *q) {
         return fail(ERR_CONFIG, "a history of %d events; the model reads 1 to %d", q->n, b->max_n);
     b->n = q->n;
     embed(b, q);
+    for (int k = 0; k < b->n_layers; k++)
+        for (int32_t t = 0; t < b->n; t++)
+            norm_reset(&b->layers[k].in[t], b->dim);
     for (int k = 0; k < b->n_layers; k++) {
         bounds_layer *l = &b->layers[k];
         l->first = k + 1 == b->n_layers ? q->n - 1 : 0;
         take_biases(b, l, q->time);
         for (int32_t t = 0; t < q->n; t++) {
             span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
-            if (k == 0) l->along[t] = INFINITY;
             TRY(project(b, k, &x, t));
         }
         for (int32_t t = l->first; t < q->n; t++) {
@@ -795,6 +1060,7 @@ const double *bounds_radius(const bounds *b) {
 status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *out) {
     int64_t last = (int64_t)(b->n - 1) * b->dim;
     TRY(begin_back(b, n));
+    memset(b->grad, 0, (size_t)b->moved * (size_t)b->dim * (size_t)n * sizeof *b->grad);
     for (int32_t e = 0; e < b->dim; e++)
         for (int32_t s = 0; s < n; s++)
             b->grad[(last + e) * n + s] = direction[(int64_t)s * b->dim + e];

@@ -38,7 +38,7 @@ struct certify {
     double longest;       /* row */
     row_form still, ball;
     double slack;             /* rounding of a difference */
-    double *unit, *direction; /* (E, E), (DIRECTIONS, E) */
+    double *unit, *direction; /* (E, E), (DIRECTIONS + 1 + k, E) */
     double *shift;            /* (T, E) */
     arena memory;
 };
@@ -60,7 +60,7 @@ static status make(certify *c) {
     TRY(form_alloc(&c->memory, &c->still, t, e));
     TRY(form_alloc(&c->memory, &c->ball, t, e));
     TRY(ARENA_NEW(&c->memory, &c->unit, e * e));
-    TRY(ARENA_NEW(&c->memory, &c->direction, DIRECTIONS * e));
+    TRY(ARENA_NEW(&c->memory, &c->direction, (DIRECTIONS + 1 + (size_t)c->k) * e));
     for (size_t i = 0; i < e; i++)
         c->unit[i * e + i] = 1;
     return ARENA_NEW(&c->memory, &c->shift, t * e);
@@ -271,30 +271,61 @@ static status disprove(certify *c, int32_t n_above, double eps, bool *is_changed
     return OK;
 }
 
-/* With x^ the unit vector of the centre and s0 its score,
- *     score - s0 = ((row - s0 x^) . x - s0 (|x| - x^ . x)) / |x|,
- * whose first term is linear in x, and whose second is small: 0 <= |x| - x^ . x <= |x - centre|^2 /
- * (2 x^ . x). */
-static void find_range(certify *c, int32_t i) {
-    double norm = length(c->ball.centre, c->dim), away = length(c->ball.box, c->dim),
-           *d = c->direction;
-    double s0 = dot_row(c, c->order[i].row, c->ball.centre) / norm,
-           unit = BOUNDS_SLACK * c->longest;
-    c->list[i].low = -c->longest - unit;
-    c->list[i].high = c->longest + unit;
-    if (!(norm - away > 2 * (double)c->m->retrieval.eps)) return;
-    double off = away * away / (2 * (norm - away)), at = 0;
-    for (int32_t e = 0; e < c->dim; e++) {
-        d[e] = (double)row_of(c, c->order[i].row)[e] - s0 * c->ball.centre[e] / norm;
-        at += d[e] * c->ball.centre[e];
+/* With x^ the unit vector of the centre, x^ . x <= |x| <= x^ . x + off, so
+ *     sign (s |x| - row . x) >= sign (s x^ - row) . x - (|s| off where sign s < 0),
+ * which is linear in x.  Returns that in the worst case: where it is not negative, item i's score
+ * does not pass s.  s0: its score at the centre; f: of row - s0 x^ of all items, and of x^. */
+static double find_certain(const certify *c, const bounds_form *f, int32_t i, double s0, double s,
+                           double sign, double off) {
+    double norm = length(c->ball.centre, c->dim), by = s - s0, moved = 0, box = 0;
+    for (int64_t e = (int64_t)(c->q.n - c->q.n_moved) * c->dim; e < (int64_t)c->q.n * c->dim; e++)
+        moved += fabs(f->gradient[e * f->n + i] - by * f->gradient[e * f->n + c->n_list]);
+    for (int32_t e = 0; e < c->dim; e++)
+        box += c->ball.box[e] *
+               fabs((double)row_of(c, c->order[i].row)[e] - s * c->ball.centre[e] / norm);
+    moved = moved * c->ball.size + f->error[i] + fabs(by) * f->error[c->n_list];
+    return sign * by * norm - fmin(moved, box) - (sign * s < 0 ? fabs(s) * off : 0);
+}
+
+/* off: |x| - x^ . x <= |x - centre|^2 / (2 x^ . x). */
+static void find_range(certify *c, const bounds_form *f, int32_t i) {
+    enum { ROUNDS = 5 };
+    const double push = 1e-9; /* past the rounding of find_certain */
+    double norm = length(c->ball.centre, c->dim), away = length(c->ball.box, c->dim), end[2];
+    double s0 = dot_row(c, c->order[i].row, c->ball.centre) / norm;
+    bool is_bounded = norm - away > 2 * (double)c->m->retrieval.eps;
+    double off = is_bounded ? away * away / (2 * (norm - away)) : 0;
+    for (int k = 0; k < 2; k++) {
+        double sign = k == 0 ? -1 : 1, near = s0, far = sign * c->longest;
+        double at_near = find_certain(c, f, i, s0, near, sign, off);
+        double at_far = find_certain(c, f, i, s0, far, sign, off);
+        for (int j = 0; j < ROUNDS && is_bounded && at_near < 0 && at_far > 0; j++) {
+            double s =
+                near + (far - near) * at_near / (at_near - at_far) + sign * push * c->longest;
+            double at = find_certain(c, f, i, s0, s, sign, off);
+            *(at < 0 ? &near : &far) = s;
+            *(at < 0 ? &at_near : &at_far) = at;
+        }
+        end[k] = (at_near < 0 || !is_bounded ? far : near) + sign * BOUNDS_SLACK * c->longest;
     }
-    double reach = find_reach(c, &c->ball, d, 0), up = at + reach, down = at - reach;
-    up += s0 < 0 ? -s0 * off : 0;
-    down -= s0 > 0 ? s0 * off : 0;
-    up /= up > 0 ? norm - away : norm + away;
-    down /= down < 0 ? norm - away : norm + away;
-    c->list[i].low = fmax(s0 + down, -c->longest) - unit;
-    c->list[i].high = fmin(s0 + up, c->longest) + unit;
+    c->list[i].low = end[0];
+    c->list[i].high = end[1];
+}
+
+static status find_ranges(certify *c) {
+    bounds_form f;
+    double norm = length(c->ball.centre, c->dim);
+    for (int32_t i = 0; i <= c->n_list; i++) {
+        double *d = c->direction + i * c->dim,
+               s0 = i == c->n_list ? -1 : dot_row(c, c->order[i].row, c->ball.centre) / norm;
+        for (int32_t e = 0; e < c->dim; e++)
+            d[e] = (i == c->n_list ? 0 : (double)row_of(c, c->order[i].row)[e]) -
+                   s0 * c->ball.centre[e] / norm;
+    }
+    TRY(bounds_relax(c->bounds, c->n_list + 1, c->direction, &f));
+    for (int32_t i = 0; i < c->n_list; i++)
+        find_range(c, &f, i);
+    return OK;
 }
 
 /* *at: the verdict at a smaller eps, then at this one. */
@@ -315,8 +346,8 @@ status certify_ball(certify *c, double eps, const certified *before, certified *
     for (int32_t i = 0; i < c->n_list; i++) {
         c->list[i].low = -c->longest - BOUNDS_SLACK;
         c->list[i].high = c->longest + BOUNDS_SLACK;
-        if (is_open) find_range(c, i);
     }
+    if (is_open) TRY(find_ranges(c));
     if (out->list == VERDICT_UNCHANGED) TRY(prove(c, c->n_list, &is_list));
     if (out->first == VERDICT_UNCHANGED) TRY(prove(c, c->n_list > 0, &is_first));
     TRY(settle(c, c->n_list, eps, is_list, &out->list)); /* the enclosure is of no use after it */
