@@ -146,7 +146,6 @@ static void ask_container(findings *f) {
 }
 
 static void doctor_ask_host(findings *f) {
-    f->section = SECTION_MACHINE;
     ask_huge_pages(f);
     ask_descriptors(f);
     ask_disk(f);
@@ -277,6 +276,14 @@ static void ask_libraries(diagnosis *d) {
          "apt-get install libsqlite3-dev, then make", false},
     };
     memcpy(d->libraries, all, sizeof all);
+    for (const library *l = all; l < all + N_LIBRARIES; l++)
+        if (l->version != NULL)
+            findings_add(&d->found, FOUND_OK, l->name, "%s: %s", l->version, l->adds);
+        else
+            finding_remedy(findings_add(&d->found, FOUND_LACK, l->name, "%s; it adds %s",
+                                        l->is_run_time ? "not found" : "not in this build",
+                                        l->adds),
+                           0, "%s", l->remedy);
 }
 
 /* The memory this process can really use. */
@@ -322,7 +329,6 @@ static void judge(diagnosis *d) {
     uint64_t memory = usable_memory(&d->host);
     int n_gpus = n_fit_devices(d);
     const finding *obstacle = find_obstacle(d);
-    d->has_memory = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
     d->is_fit = d->has_memory && obstacle == NULL;
     if (obstacle != NULL)
         snprintf(d->verdict, sizeof d->verdict, "no, %s: %.200s; %.200s", obstacle->name,
@@ -377,6 +383,58 @@ static void test_ranks(diagnosis *d) {
         snprintf(d->ranks, sizeof d->ranks, "two cannot work together: %s", status_reason());
 }
 
+static double gib(uint64_t bytes) {
+    return (double)bytes / (1 << 30);
+}
+
+static void ask_machine(diagnosis *d) {
+    const machine *m = &d->host;
+    findings *f = &d->found;
+    char quota[48] = "", limit[48] = "";
+    uint64_t memory = usable_memory(m);
+    f->section = SECTION_MACHINE;
+    d->has_memory = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
+    if (m->quota_cores > 0)
+        snprintf(quota, sizeof quota, ", with CPU time for %.1f", m->quota_cores);
+    if (m->limit_bytes > 0)
+        snprintf(limit, sizeof limit, ", limited to %.1f GiB", gib(m->limit_bytes));
+    bool has_simd = m->simd[0] != '\0';
+    findings_add(f, FOUND_OK, "system", "%s", m->system);
+    findings_add(f, FOUND_OK, "CPU", "%s", m->cpu[0] != '\0' ? m->cpu : "unknown");
+    findings_add(f, FOUND_OK, "cores", "%d usable of %d%s", m->n_usable_cores, m->n_cores, quota);
+    findings_add(f, has_simd ? FOUND_OK : FOUND_LACK, "SIMD", "%s",
+                 has_simd ? m->simd : "none known");
+    findings_add(f, FOUND_OK, "kernel", "%s, for matrix products on the CPU",
+                 backend_cpu_products());
+    findings_add(f, d->has_memory ? FOUND_OK : FOUND_TROUBLE, "memory",
+                 "%.1f GiB, %.1f GiB available%s", gib(m->total_bytes), gib(m->available_bytes),
+                 limit);
+    findings_add(f, d->has_ranks ? FOUND_OK : FOUND_TROUBLE, "ranks", "%s", d->ranks);
+    doctor_ask_host(f);
+}
+
+static void ask_devices(diagnosis *d) {
+    findings *f = &d->found;
+    char driver[32], name[24];
+    f->section = SECTION_GPU;
+    cuda_version_text(driver, sizeof driver, d->driver.driver_version);
+    if (d->n_devices == 0 && d->cuda_version[0] != '\0')
+        findings_add(f, FOUND_LACK, "none", "built with CUDA %s, no GPU found: %s", d->cuda_version,
+                     d->driver.reason);
+    else if (d->n_devices == 0)
+        findings_add(f, FOUND_LACK, "none", "not looked for: %s", d->driver.reason);
+    for (int i = 0; i < d->n_devices; i++) {
+        const device_info *g = &d->device[i];
+        bool is_old = g->sm < DEVICE_MIN_SM;
+        snprintf(name, sizeof name, "cuda:%d", i);
+        findings_add(f, is_old ? FOUND_TROUBLE : FOUND_OK, name,
+                     "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
+                     g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
+                     gib(g->free_bytes), driver, is_old ? "; too old: SM 8.0 is needed" : "");
+    }
+    doctor_ask_gpus(f);
+}
+
 static status examine(diagnosis *d, unsigned wanted) {
     memset(d, 0, sizeof *d);
     d->purposes = wanted;
@@ -384,106 +442,31 @@ static status examine(diagnosis *d, unsigned wanted) {
     machine_ask(&d->host);
     device_driver_ask(&d->driver);
     TRY(device_list(d->device, MAX_DEVICES, &d->n_devices));
+    ask_machine(d);
+    d->found.section = SECTION_LIBRARIES;
     ask_libraries(d);
-    doctor_ask_host(&d->found);
-    doctor_ask_gpus(&d->found);
+    ask_devices(d);
     need(d);
     judge(d);
     return OK;
 }
 
-/* One line of the table: a mark, the subject, its state. */
-static void print_row(found_state m, const char *what, const char *text) {
+/* A mark, the subject, its state; and a remedy under it. */
+static void print_findings(const diagnosis *d, found_section section, const char *title) {
     static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
-    if (env_wants_colour(STDOUT_FILENO))
-        printf("  \033[%sm%s\033[0m  %-12s %s\n", colours[m], words[m], what, text);
-    else
-        printf("  %s  %-12s %s\n", words[m], what, text);
-}
-
-static void print_title(const char *title) {
+    show_style style = show_stdout_style();
     bool has_colour = env_wants_colour(STDOUT_FILENO);
-    printf("\n%s%s%s\n", has_colour ? "\033[1m" : "", title, has_colour ? "\033[0m" : "");
-}
-
-/* A remedy stands under its line. */
-static void print_findings(const diagnosis *d, found_section section) {
-    char text[600];
+    printf("\n%s%s%s\n", style.bold, title, style.plain);
     for (int i = 0; i < d->found.n; i++) {
         const finding *f = &d->found.all[i];
         if (f->section != section) continue;
-        bool has_remedy = f->remedy[0] != '\0';
-        snprintf(text, sizeof text, "%s%s%*s%s", f->text, has_remedy ? "\n" : "",
-                 has_remedy ? 19 : 0, "", f->remedy);
-        print_row(f->state, f->name, text);
-    }
-}
-
-static double gib(uint64_t bytes) {
-    return (double)bytes / (1 << 30);
-}
-
-static void print_machine(const diagnosis *d) {
-    const machine *m = &d->host;
-    char text[256];
-    print_title("Machine");
-    print_row(FOUND_OK, "system", m->system);
-    print_row(FOUND_OK, "CPU", m->cpu[0] != '\0' ? m->cpu : "unknown");
-    int n = snprintf(text, sizeof text, "%d usable of %d", m->n_usable_cores, m->n_cores);
-    if (m->quota_cores > 0)
-        snprintf(text + n, sizeof text - (size_t)n, ", with CPU time for %.1f", m->quota_cores);
-    print_row(FOUND_OK, "cores", text);
-    print_row(m->simd[0] != '\0' ? FOUND_OK : FOUND_LACK, "SIMD",
-              m->simd[0] != '\0' ? m->simd : "none known");
-    snprintf(text, sizeof text, "%s, for matrix products on the CPU", backend_cpu_products());
-    print_row(FOUND_OK, "kernel", text);
-    n = snprintf(text, sizeof text, "%.1f GiB, %.1f GiB available", gib(m->total_bytes),
-                 gib(m->available_bytes));
-    if (m->limit_bytes > 0)
-        snprintf(text + n, sizeof text - (size_t)n, ", limited to %.1f GiB", gib(m->limit_bytes));
-    print_row(d->has_memory ? FOUND_OK : FOUND_TROUBLE, "memory", text);
-    print_row(d->has_ranks ? FOUND_OK : FOUND_TROUBLE, "ranks", d->ranks);
-    print_findings(d, SECTION_MACHINE);
-}
-
-static void print_gpus(const diagnosis *d) {
-    char text[512], driver[32];
-    print_title("GPU");
-    cuda_version_text(driver, sizeof driver, d->driver.driver_version);
-    if (d->n_devices == 0) {
-        if (d->cuda_version[0] != '\0')
-            snprintf(text, sizeof text, "built with CUDA %s, no GPU found: %s", d->cuda_version,
-                     d->driver.reason);
+        if (has_colour)
+            printf("  \033[%sm%s\033[0m", colours[f->state], words[f->state]);
         else
-            snprintf(text, sizeof text, "not looked for: %s", d->driver.reason);
-        print_row(FOUND_LACK, "none", text);
+            printf("  %s", words[f->state]);
+        printf("  %-12s %s\n", f->name, f->text);
+        if (f->remedy[0] != '\0') printf("%19s%s\n", "", f->remedy);
     }
-    for (int i = 0; i < d->n_devices; i++) {
-        const device_info *g = &d->device[i];
-        char what[24];
-        snprintf(what, sizeof what, "cuda:%d", i);
-        snprintf(
-            text, sizeof text, "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s",
-            g->name, g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
-            gib(g->free_bytes), driver, g->sm < DEVICE_MIN_SM ? "; too old: SM 8.0 is needed" : "");
-        print_row(g->sm >= DEVICE_MIN_SM ? FOUND_OK : FOUND_TROUBLE, what, text);
-    }
-    print_findings(d, SECTION_GPU);
-}
-
-static void print_libraries(const diagnosis *d) {
-    char text[512];
-    print_title("Libraries");
-    for (int i = 0; i < N_LIBRARIES; i++) {
-        const library *l = &d->libraries[i];
-        if (l->version != NULL)
-            snprintf(text, sizeof text, "%s: %s", l->version, l->adds);
-        else
-            snprintf(text, sizeof text, "%s; it adds %s\n%19s%s",
-                     l->is_run_time ? "not found" : "not in this build", l->adds, "", l->remedy);
-        print_row(l->version != NULL ? FOUND_OK : FOUND_LACK, l->name, text);
-    }
-    print_findings(d, SECTION_LIBRARIES);
 }
 
 static void write_machine(json_writer *w, const machine *m) {
@@ -589,8 +572,8 @@ status cmd_doctor(int argc, char **argv) {
         TRY(print_json(&d));
         return give_verdict(&d, true);
     }
-    print_machine(&d);
-    print_gpus(&d);
-    print_libraries(&d);
+    print_findings(&d, SECTION_MACHINE, "Machine");
+    print_findings(&d, SECTION_GPU, "GPU");
+    print_findings(&d, SECTION_LIBRARIES, "Libraries");
     return give_verdict(&d, false);
 }
