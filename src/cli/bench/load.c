@@ -376,21 +376,29 @@ static bool is_within(const load_search *s, const load_report *r) {
            r->n_refused * 100 <= r->n;
 }
 
-static status try_rate(const load_search *s, int round, double rate, load_report *r) {
+status load_run_round(load_target *t, const load_source *from, uint64_t n, uint64_t round,
+                      const load_plan *p, load_report *out) {
     load_set set;
-    load_plan plan = {.concurrency = s->concurrency,
-                      .rate = rate,
-                      .burstiness = s->burstiness,
-                      .seed = (uint64_t)round + 1};
-    double n = rate * s->seconds < 50 ? 50 : rate * s->seconds;
+    load_draw d = from->draw;
+    d.n_requests = n;
+    d.seed += round;
     load_set_init(&set);
-    status st = s->draw(s->ctx, (uint64_t)round, (uint64_t)n, &set);
-    if (st == OK) st = load_run(s->target, &set, &plan, r);
+    status st = from->file != NULL ? load_set_read(&set, from->file) : load_set_draw(&set, &d);
+    if (st == OK) st = load_run(t, &set, p, out);
     load_set_fini(&set);
-    if (st == OK)
-        log_info("%.0f requests/s: p99 %.2f ms, %llu of %llu refused", rate, r->latency.p99,
-                 (unsigned long long)r->n_refused, (unsigned long long)r->n);
     return st;
+}
+
+/* Its users are not those of the rounds before the search. */
+static status try_rate(const load_search *s, uint64_t round, double rate, load_report *r) {
+    load_plan plan = s->plan;
+    plan.rate = rate;
+    plan.seed = round + 1;
+    TRY(load_run_round(s->target, &s->source, (uint64_t)fmax(50, rate * s->seconds), 1000 + round,
+                       &plan, r));
+    log_info("%.0f requests/s: p99 %.2f ms, %llu of %llu refused", rate, r->latency.p99,
+             (unsigned long long)r->n_refused, (unsigned long long)r->n);
+    return OK;
 }
 
 status load_search_rate(const load_search *s, double *rate, load_report *best) {
@@ -400,9 +408,8 @@ status load_search_rate(const load_search *s, double *rate, load_report *best) {
     for (int round = 0; round < s->n_rounds; round++) {
         load_report r;
         double middle = round == 0 ? s->capacity / 2 : (low + high) / 2;
-        TRY(try_rate(s, round, middle, &r));
-        bool is_fine = is_within(s, &r);
-        if (is_fine) {
+        TRY(try_rate(s, (uint64_t)round, middle, &r));
+        if (is_within(s, &r)) {
             low = *rate = middle;
             *best = r;
         } else {
@@ -462,14 +469,13 @@ void load_rig_close(load_rig *r) {
     *r = (load_rig){0};
 }
 
-load_draw load_args_draw(const load_args *a, const load_rig *r, uint64_t n, uint64_t round) {
-    load_draw d = a->draw;
-    d.items = r->items;
-    d.n_requests = n;
-    d.max_history = r->max_history;
-    d.n_candidates = load_candidates(a, r, 100);
-    d.seed = load_args_seed(a) + round;
-    return d;
+load_source load_args_source(const load_args *a, const load_rig *r) {
+    load_source s = {.file = a->dataset, .draw = a->draw};
+    s.draw.items = r->items;
+    s.draw.max_history = r->max_history;
+    s.draw.n_candidates = load_candidates(a, r, 100);
+    s.draw.seed = load_args_seed(a);
+    return s;
 }
 
 const char *load_target_name(const load_args *a) {
@@ -568,10 +574,10 @@ void load_report_print(const load_report *r) {
 static buf report_text;
 static json_writer report;
 
-json_writer *load_json_open(const char *bench, const load_args *a) {
+json_writer *load_json_open(const char *name, const load_args *a) {
     report_text = (buf){0};
     json_begin_object(&report, &report_text, 2);
-    json_key_string(&report, "bench", bench);
+    json_key_string(&report, "bench", name);
     json_key_string(&report, "engine", load_target_name(a));
     return &report;
 }

@@ -132,18 +132,26 @@ double load_percentile(const double *sorted, size_t n, double p);
 
 status load_run(load_target *t, const load_set *s, const load_plan *p, load_report *out);
 
-/* The highest rate at which p99 <= slo_ms and at most 1 % are refused, by
- * bisection of open loops between none and twice the rate of a closed one. draw
- * makes the requests of each round; the log tells each rate. */
+/* Where requests come from: a file, or else a draw, in which each round has users of its own. */
+typedef struct load_source {
+    const char *file; /* or NULL */
+    load_draw draw;   /* for rounds: without the number of requests, and with the first seed */
+} load_source;
+
+/* Sends the requests of a round: n of them where they are drawn. */
+status load_run_round(load_target *t, const load_source *from, uint64_t n, uint64_t round,
+                      const load_plan *p, load_report *out);
+
+/* The highest rate at which p99 <= slo_ms and at most 1 % are refused, by bisection of open loops
+ * between none and twice the rate of a closed one; the log tells each rate. */
 typedef struct load_search {
     load_target *target;
+    load_source source;
+    load_plan plan; /* of all rounds; the rate and the seed are theirs */
     double slo_ms;
     double capacity; /* requests a second of a closed loop */
-    int concurrency, n_rounds;
+    int n_rounds;
     double seconds; /* of a round */
-    double burstiness;
-    status (*draw)(void *ctx, uint64_t round, uint64_t n, load_set *out);
-    void *ctx;
 } load_search;
 status load_search_rate(const load_search *s, double *rate, load_report *best);
 
@@ -153,7 +161,7 @@ typedef struct load_args {
     const char *path; /* RUN or ENGINE; or NULL */
     const char *server, *model, *dataset, *report;
     engine_config engine;
-    load_draw draw; /* load_args_draw fills in what the model and the round decide */
+    load_draw draw; /* load_args_source fills in what the model decides */
     int64_t items, seed;
 } load_args;
 
@@ -186,8 +194,8 @@ typedef struct load_rig {
 status load_rig_open(load_rig *r, const load_args *a, uint64_t deadline_ms);
 void load_rig_close(load_rig *r); /* a failed open too */
 
-/* The draw that the options describe. */
-load_draw load_args_draw(const load_args *a, const load_rig *r, uint64_t n, uint64_t round);
+/* The requests that the options describe. */
+load_source load_args_source(const load_args *a, const load_rig *r);
 
 /* The server, or the RUN or ENGINE. */
 const char *load_target_name(const load_args *a);
@@ -205,7 +213,7 @@ void load_report_print(const load_report *r);
 
 /* A report as JSON, which begins with the bench and the target; load_json_save ends it and writes
  * it to --report-json FILE (NULL: to no file). */
-json_writer *load_json_open(const char *bench, const load_args *a);
+json_writer *load_json_open(const char *name, const load_args *a);
 status load_json_save(const char *path);
 
 /* The roofline: what a request takes at the measured peaks of its device.  The products and the

@@ -7,58 +7,28 @@ typedef struct throughput_args {
     double rate, burstiness, slo_ms, seconds;
 } throughput_args;
 
-/* Sets of a search for the highest rate. */
-typedef struct rounds {
-    const throughput_args *a;
-    const load_rig *rig;
-} rounds;
-
-/* n requests of this round, or those of --dataset. */
-static status make_set(const throughput_args *a, const load_rig *rig, uint64_t n, uint64_t round,
-                       load_set *out) {
-    if (a->load.dataset != NULL) return load_set_read(out, a->load.dataset);
-    load_draw d = load_args_draw(&a->load, rig, n, round);
-    return load_set_draw(out, &d);
-}
-
-static status draw_round(void *ctx, uint64_t round, uint64_t n, load_set *out) {
-    const rounds *r = ctx;
-    return make_set(r->a, r->rig, n, 1000 + round, out);
-}
-
-static status run_set(const throughput_args *a, const load_rig *rig, uint64_t n, uint64_t round,
-                      const load_plan *p, load_report *out) {
-    load_set set;
-    load_set_init(&set);
-    status st = make_set(a, rig, n, round, &set);
-    if (st == OK) st = load_run(rig->target, &set, p, out);
-    load_set_fini(&set);
-    return st;
-}
-
 /* Requests that warm up are of other users, and are not in the report. */
 static status measure(const throughput_args *a, const load_rig *rig, load_report *out) {
+    load_source from = load_args_source(&a->load, rig);
     load_plan one = {.concurrency = 1}, p = {.concurrency = (int)a->concurrency,
                                              .rate = a->rate,
                                              .burstiness = a->burstiness,
                                              .seed = load_args_seed(&a->load)};
     if (a->warmup > 0 && a->load.dataset == NULL)
-        TRY(run_set(a, rig, (uint64_t)a->warmup, 999, &one, out));
-    return run_set(a, rig, a->load.draw.n_requests, 0, &p, out);
+        TRY(load_run_round(rig->target, &from, (uint64_t)a->warmup, 999, &one, out));
+    return load_run_round(rig->target, &from, a->load.draw.n_requests, 0, &p, out);
 }
 
 static status search(const throughput_args *a, const load_rig *rig, double capacity, double *rate,
                      load_report *best) {
-    rounds r = {a, rig};
     load_search s = {.target = rig->target,
+                     .source = load_args_source(&a->load, rig),
+                     .plan = {.concurrency = a->concurrency < 64 ? 64 : (int)a->concurrency,
+                              .burstiness = a->burstiness},
                      .slo_ms = a->slo_ms,
                      .capacity = capacity,
-                     .concurrency = (int)a->concurrency < 64 ? 64 : (int)a->concurrency,
                      .n_rounds = (int)a->rounds,
-                     .seconds = a->seconds,
-                     .burstiness = a->burstiness,
-                     .draw = draw_round,
-                     .ctx = &r};
+                     .seconds = a->seconds};
     return load_search_rate(&s, rate, best);
 }
 
@@ -215,10 +185,8 @@ static status write_dataset(const load_args *a, const char *out) {
     load_set set;
     load_set_init(&set);
     status st = a->path != NULL ? load_rig_open(&rig, a, 1000) : OK;
-    if (st == OK) {
-        load_draw d = load_args_draw(a, &rig, a->draw.n_requests, 0);
-        st = load_set_draw(&set, &d);
-    }
+    load_source from = load_args_source(a, &rig);
+    if (st == OK) st = load_set_draw(&set, &from.draw);
     if (st == OK) st = load_set_write(&set, out);
     if (st == OK) printf("%s: %zu requests\n", out, set.n);
     load_set_fini(&set);

@@ -196,33 +196,26 @@ TEST(load_gaps_have_the_rate) {
 
 /* Ten milliseconds a request, none refused: a queue of Poisson arrivals whose p99 grows with the
  * rate. */
+static int n_rounds;
 static status run_all(load_target *t, const load_set *s, const load_plan *p, const uint64_t *at,
                       load_outcome *out) {
     TRY(run_slowly(t, s, p, at, out));
     out[s->n - 1].kind = LOAD_OK;
+    n_rounds++;
     return OK;
-}
-
-static status draw_round(void *ctx, uint64_t round, uint64_t n, load_set *out) {
-    load_draw d = some_draw(n);
-    ++*(int *)ctx;
-    d.seed = round;
-    return load_set_draw(out, &d);
 }
 
 TEST(load_finds_the_highest_rate) {
     load_target t = {.run = run_all};
     load_report best;
     double rate;
-    int n_rounds = 0;
     load_search s = {.target = &t,
                      .slo_ms = 60,
                      .capacity = 100,
-                     .concurrency = 1,
+                     .source = {.draw = some_draw(0)},
+                     .plan = {.concurrency = 1},
                      .n_rounds = 8,
-                     .seconds = 20,
-                     .draw = draw_round,
-                     .ctx = &n_rounds};
+                     .seconds = 20};
     CHECK_OK(load_search_rate(&s, &rate, &best));
     CHECK(n_rounds == 8 && rate > 55 && rate < 100);
     CHECK(best.latency.p99 <= 60 && best.latency.p99 > 20);
@@ -236,15 +229,13 @@ TEST(load_rate_allows_few_refusals) {
     ramp_target t = {.target = {.run = run_ramp}};
     load_report best;
     double rate;
-    int n_rounds = 0;
     load_search s = {.target = &t.target,
                      .slo_ms = 5,
                      .capacity = 100,
-                     .concurrency = 1,
+                     .source = {.draw = some_draw(0)},
+                     .plan = {.concurrency = 1},
                      .n_rounds = 3,
-                     .seconds = 20,
-                     .draw = draw_round,
-                     .ctx = &n_rounds};
+                     .seconds = 20};
     t.refuses = 100;
     CHECK_OK(load_search_rate(&s, &rate, &best));
     CHECK(rate > 100 && best.n_refused > 0);
