@@ -6,7 +6,7 @@
 #include "ops/attn_mask.h"
 #include "profile/peak.h"
 
-enum { POOL = 1 << 19, HEADS_CHECKED = 6, ROWS_CHECKED = 4 };
+enum { HEADS_CHECKED = 6, ROWS_CHECKED = 4 };
 enum { WINDOW = 256, MAX_CONTEXTS = 8, MAX_TARGETS = 64, MAX_QUERIES_LOG2 = 9 };
 enum { N_HEADS = 4, RECORD_KEY = 77 };
 enum { MAX_RANDOM_TOKENS = 400000, MAX_RANDOM_NUMBERS = 1 << 28 }; /* of q, say */
@@ -86,18 +86,6 @@ static status draw_lengths(attn_problem *p, rng_key key) {
     return OK;
 }
 
-/* Rows of `dim` numbers, each somewhere in the pool. */
-static status draw_rows(attn_problem *p, rng_key key, uint64_t what, int64_t n, int64_t dim,
-                        int32_t **out) {
-    TRY(NN_NEW_HOST(&p->memory, out, n + 4));
-    for (int64_t at = 0; at < n; at += 4) {
-        rng_block drawn = rng_draw64(key, (uint64_t)at, what);
-        for (int i = 0; i < 4; i++)
-            (*out)[at + i] = (int32_t)rng_below(drawn.word[i], (uint32_t)(POOL / dim));
-    }
-    return OK;
-}
-
 static int64_t table_rows(const attn_shape *s) {
     return (int64_t)s->n_sequences * s->n_heads * s->max_len;
 }
@@ -114,28 +102,18 @@ static status draw_times(attn_problem *p, rng_key key) {
     return OK;
 }
 
-/* Multiples of 1/128 in [-1, 1). */
-static status draw_numbers(attn_problem *p, rng_key key, uint64_t what, int64_t n, float **out) {
-    TRY(NN_NEW_HOST(&p->memory, out, n + 4));
-    for (int64_t at = 0; at < n; at += 4) {
-        rng_block drawn = rng_draw64(key, (uint64_t)at, what);
-        for (int i = 0; i < 4; i++)
-            (*out)[at + i] = (float)(drawn.word[i] >> 24) / 128 - 1;
-    }
-    return OK;
-}
-
 static status draw_bias(attn_problem *p, rng_key key) {
     attn_shape *s = &p->shape;
     attn_args *a = &p->host;
     a->bias = s->bias;
     a->bias_len = a->table_len = s->max_len;
     a->table_heads = s->n_heads;
-    if (s->bias == BIAS_TABLE) return draw_rows(p, key, 11, table_rows(s), s->max_len, &p->table);
+    if (s->bias == BIAS_TABLE)
+        return bench_pool_draw(&p->pool, 11, table_rows(s), s->max_len, &p->table);
     if (s->bias == BIAS_NONE) return OK;
     TRY(draw_times(p, key));
-    TRY(draw_numbers(p, key, 12, 2 * (int64_t)s->max_len - 1, (float **)&a->position_w));
-    return draw_numbers(p, key, 13, ATTN_TIME_BUCKETS + 1, (float **)&a->time_w);
+    TRY(bench_draw(&p->memory, key, 12, 2 * (int64_t)s->max_len - 1, (float **)&a->position_w));
+    return bench_draw(&p->memory, key, 13, ATTN_TIME_BUCKETS + 1, (float **)&a->time_w);
 }
 
 /* Each row sees some keys from the first on, and some in the middle. */
@@ -183,22 +161,8 @@ static status draw_mask(attn_problem *p, rng_key key) {
 
 /* Replaces an array of the arguments, unless it is NULL, by a copy on the backend. */
 static status send(attn_problem *p, void *array, int64_t n, size_t size) {
-    const void **at = array, *from = *at;
-    void *to;
-    if (from == NULL) return OK;
-    TRY(nn_new(&p->memory, &to, n, size));
-    *at = to;
-    return p->be->ops->copy_in(p->be, to, from, (size_t)n * size);
-}
-
-/* New rows of activations: scale * row index[i] of the pool. */
-static status new_rows(attn_problem *p, const int32_t *index, int64_t n, int64_t dim, float scale,
-                       void *out) {
-    TRY(nn_new_act(&p->memory, out, n, dim));
-    gather_args a = {.n = n, .dim = (int32_t)dim, .index = index, .scale = scale};
-    a.table = p->pool_sent;
-    a.y = *(void **)out;
-    return p->be->ops->gather(p->be, &a);
+    const void *from = *(const void **)array;
+    return from != NULL ? bench_send(&p->memory, from, n, size, array) : OK;
 }
 
 static status send_bias(attn_problem *p, attn_args *a) {
@@ -212,7 +176,7 @@ static status send_bias(attn_problem *p, attn_args *a) {
     TRY(NN_NEW(&p->memory, &a->dtime_w, ATTN_TIME_BUCKETS + 1));
     if (rows == NULL) return OK;
     TRY(send(p, &rows, n_rows, sizeof *rows));
-    TRY(new_rows(p, rows, n_rows, p->shape.max_len, 1, &a->table));
+    TRY(bench_pool_rows(&p->pool, rows, n_rows, p->shape.max_len, 1, &a->table));
     return NN_NEW(&p->memory, &a->dtable, n_rows * p->shape.max_len);
 }
 
@@ -220,8 +184,6 @@ static status send_bias(attn_problem *p, attn_args *a) {
 static status send_shared(attn_problem *p, attn_args *a) {
     int32_t n = p->shape.n_sequences;
     *a = p->host;
-    p->pool_sent = p->pool;
-    TRY(send(p, &p->pool_sent, POOL, sizeof(float)));
     TRY(send(p, &a->offsets_k, n + 1, sizeof(int32_t)));
     if (p->shape.max_queries == 0)
         a->offsets_q = a->offsets_k;
@@ -246,8 +208,8 @@ static status send_all(attn_problem *p) {
         p->copy[c] = shared;
         for (int i = 0; i < N_ARRAYS; i++) {
             int from = i < N_INPUTS ? i : arrays[i].is_key ? K : Q;
-            TRY(new_rows(p, index[from], rows_of(p, i), width_of(p), i < N_INPUTS ? 1 : NAN,
-                         array_of(&p->copy[c], i)));
+            TRY(bench_pool_rows(&p->pool, index[from], rows_of(p, i), width_of(p),
+                                i < N_INPUTS ? 1 : NAN, array_of(&p->copy[c], i)));
         }
     }
     return OK;
@@ -275,13 +237,6 @@ static status make_checked(attn_problem *p, checked_head *v) {
     return NN_NEW_HOST(&p->memory, &v->got, dim);
 }
 
-/* Columns first .. first + n - 1 of rows of the pool that are `dim` wide. */
-static void copy_rows(const attn_problem *p, const int32_t *rows, int32_t n_rows, int64_t dim,
-                      int64_t first, int32_t n, float *to) {
-    for (int64_t i = 0; i < n_rows; i++)
-        memcpy(to + i * n, p->pool + rows[i] * dim + first, (size_t)n * sizeof *to);
-}
-
 static void view_head(const attn_problem *p, int32_t b, int32_t head, checked_head *v) {
     int32_t dim = p->shape.dim, max_len = p->shape.max_len, first_q = p->offsets[0][b];
     attn_args *a = &v->a;
@@ -300,14 +255,14 @@ static void view_head(const attn_problem *p, int32_t b, int32_t head, checked_he
     if (a->key_time != NULL) a->query_time = a->key_time += p->offsets[1][b];
     for (int i = 0; i < N_INPUTS; i++) {
         bool is_key = arrays[i].is_key;
-        copy_rows(p, p->input[i] + p->offsets[is_key][b], v->offsets[is_key][1], width_of(p),
-                  (int64_t)head * dim, dim, v->rows[i]);
+        bench_pool_copy(&p->pool, p->input[i] + p->offsets[is_key][b], v->offsets[is_key][1],
+                        width_of(p), (int64_t)head * dim, dim, v->rows[i]);
         *array_of(a, i) = v->rows[i];
     }
     a->table = v->table;
     if (p->table != NULL)
-        copy_rows(p, p->table + ((int64_t)b * p->shape.n_heads + head) * max_len, v->offsets[1][1],
-                  max_len, 0, max_len, v->table);
+        bench_pool_copy(&p->pool, p->table + ((int64_t)b * p->shape.n_heads + head) * max_len,
+                        v->offsets[1][1], max_len, 0, max_len, v->table);
 }
 
 /* Notes the error of row `at` of a result. */
@@ -401,9 +356,9 @@ status attn_problem_open(attn_problem *p, backend *be, const attn_shape *shape, 
     nn_memory_init(&p->memory, be);
     int64_t width = width_of(p);
     TRY(draw_lengths(p, key));
-    TRY(draw_numbers(p, key, 0, POOL, &p->pool));
+    TRY(bench_pool_init(&p->pool, &p->memory, key));
     for (int i = 0; i < N_INPUTS; i++)
-        TRY(draw_rows(p, key, 2 + (uint64_t)i, rows_of(p, i), width, &p->input[i]));
+        TRY(bench_pool_draw(&p->pool, 2 + (uint64_t)i, rows_of(p, i), width, &p->input[i]));
     attn_args *a = &p->host;
     a->n_sequences = p->shape.n_sequences;
     a->n_heads = p->shape.n_heads;
@@ -501,9 +456,9 @@ static double largest(const double error[N_ATTN_RESULTS]) {
     return most;
 }
 
-/* Replayed where the device records, and calls are short enough for that. */
-static bench_timing timing_of(const attn_row *r, int pass) {
-    return isnan(r->seconds[pass][TIMED_REPLAY]) ? TIMED_PLAIN : TIMED_REPLAY;
+/* Of replayed calls where the device records, and calls are short enough for that. */
+static double best_of(const attn_row *r, int pass, const double of[N_PASSES][N_TIMINGS]) {
+    return of[pass][isnan(r->seconds[pass][TIMED_REPLAY]) ? TIMED_PLAIN : TIMED_REPLAY];
 }
 
 static void add_ratio(attn_mean *m, double ratio, int number) {
@@ -527,9 +482,8 @@ static status time_pass(attn_bench *b, attn_problem *p, attn_row *r, int pass) {
             attn_peer_best(&r->shape, b->filter.is_any_card, (bench_timing)how, (bench_pass)pass);
         if (b->has_peers) r->ratio[pass][how] = r->tflops[pass][how] / peer;
     }
-    bench_timing how = timing_of(r, pass);
-    add_ratio(&b->share[pass], r->tflops[pass][how] * 1e12 / b->peak, r->number);
-    add_ratio(&b->x_peer[pass], r->ratio[pass][how], r->number);
+    add_ratio(&b->share[pass], best_of(r, pass, r->tflops) * 1e12 / b->peak, r->number);
+    add_ratio(&b->x_peer[pass], best_of(r, pass, r->ratio), r->number);
     return OK;
 }
 
@@ -633,79 +587,49 @@ status attn_bench_open(attn_bench *b, backend *be, const attn_filter *filter) {
     return filter->is_check ? OK : peak_measure(be, &b->peak);
 }
 
-static const char *const result_names[] = {"out", "dq", "dk", "dv"};
-
-/* A number whose key is composed; left out if it is not known. */
-static void write_number(json_writer *w, const char *what, const char *name, double value) {
-    char key[40];
-    if (isnan(value)) return;
-    snprintf(key, sizeof key, "%s_%s", what, name);
-    json_key_double(w, key, value);
+static void set_title(const attn_bench *b, bench *io) {
+    char peak[64] = "";
+    if (!b->filter.is_check)
+        snprintf(peak, sizeof peak, "; a large product here: %.3g TFLOP/s", b->peak / 1e12);
+    bench_title(io, "HSTU attention on %s in %s%s, seed %llu%s", bench_device(b->be), io->dtype,
+                b->filter.is_any_card ? ", kernels for any card" : "", (unsigned long long)b->seed,
+                peak);
 }
 
-static void write_pass(json_writer *w, const attn_row *r, int pass) {
-    static const char *const keys[N_PASSES] = {"fwd", "bwd"};
-    for (int how = 0; how < N_TIMINGS; how++) {
-        bool is_plain = how == TIMED_PLAIN;
-        double seconds = r->seconds[pass][how];
-        write_number(w, keys[pass], is_plain ? "ms" : "replay_us",
-                     seconds * (is_plain ? 1e3 : 1e6));
-        write_number(w, keys[pass], is_plain ? "tflops" : "replay_tflops", r->tflops[pass][how]);
-        write_number(w, keys[pass], is_plain ? "ratio" : "replay_ratio", r->ratio[pass][how]);
-    }
-}
-
-static status print_json(const attn_bench *b, const attn_row *r) {
+/* The table has the times of replayed calls, if there are any, --json those of both. */
+static status print_row(const attn_bench *b, bench *io, const attn_row *r) {
     static const char *const biases[] = {"none", "table", "time"};
     const attn_shape *s = &r->shape;
-    json_writer *w = bench_json_open("attention", b->be);
-    JSON_FIELDS(
-        w, FIELD("seed", b->seed), FIELD("case", r->number), FIELD("random", s->is_random),
-        FIELD("any_card", b->filter.is_any_card), FIELD("mask", attn_mask_kind_name(s->mask)),
-        FIELD("bias", biases[s->bias]), FIELD("heads", s->n_heads), FIELD("dim", s->dim),
-        FIELD("sequences", s->n_sequences), FIELD("length", s->max_len),
-        FIELD("jagged", s->is_jagged), FIELD("tokens", r->n_tokens), FIELD("queries", r->n_queries),
-        FIELD("fwd_gflop", r->flops / 1e9), FIELD("copies", r->n_copies),
-        FIELD("error", largest(r->error)), KNOWN("peak_tflops", b->peak / 1e12));
-    for (int i = 0; i < N_ATTN_RESULTS; i++)
-        write_number(w, "error", result_names[i], r->error[i]);
-    for (int pass = 0; pass < N_PASSES; pass++)
-        write_pass(w, r, pass);
-    return json_line_print();
-}
-
-static void print_head(const attn_bench *b) {
-    show_style style = show_stdout_style();
-    printf("HSTU attention on %s in %s%s, seed %llu", bench_device(b->be), work_dtypes[b->be->act],
-           b->filter.is_any_card ? ", kernels for any card" : "", (unsigned long long)b->seed);
-    if (!b->filter.is_check) printf("; a large product here: %.3g TFLOP/s", b->peak / 1e12);
-    printf("\n\n");
-    printf("%s%4s %4s %2s %4s %7s %7s %7s  %-21s", style.bold, "case", "D", "H", "B", "longest",
-           "keys", "queries", "mask");
-    for (int i = 0; i < N_ATTN_RESULTS; i++)
-        printf(" %7s", result_names[i]);
-    for (int pass = 0; pass < N_PASSES && !b->filter.is_check; pass++)
-        printf(" %11s %8s %5s%s", pass == PASS_FORWARD ? "forward us" : "backward us", "TFLOP/s",
-               "%", b->has_peers && b->filter.n_random == 0 ? "  x peer" : "");
-    printf("%s\n", style.plain);
-}
-
-static void print_text(const attn_bench *b, const attn_row *r) {
-    const attn_shape *s = &r->shape;
     char label[ATTN_LABEL_BYTES];
-    printf("%4d %4d %2d %4d %7d %7lld %7lld  %-21s", r->number, s->dim, s->n_heads, s->n_sequences,
-           s->max_len, (long long)r->n_tokens, (long long)r->n_queries, attn_shape_label(s, label));
-    for (int i = 0; i < N_ATTN_RESULTS; i++)
-        printf(" %7.1e", r->error[i]);
-    if (r->is_wrong) printf("  WRONG");
-    for (int pass = 0; pass < N_PASSES && !r->is_wrong && !b->filter.is_check; pass++) {
-        bench_timing how = timing_of(r, pass);
-        double speed = r->tflops[pass][how];
-        printf(" %11.1f %8.4g %5.1f", r->seconds[pass][how] * 1e6, speed, 1e14 * speed / b->peak);
-        if (b->has_peers && !s->is_random) bench_print_cell(r->ratio[pass][how], " %7.2f");
-    }
-    printf("\n");
-    (void)fflush(stdout);
+    bool is_timed = !b->filter.is_check, has_peers = is_timed && b->has_peers && !s->is_random;
+#define ERROR_COLUMN(name, i) COLUMN(name, " 7.1e", "error_" name, r->error[i])
+#define TIME_MEMBERS(key, pass, how, time, unit)                                                   \
+    MEMBER(key time, r->seconds[pass][how] * unit), MEMBER(key "tflops", r->tflops[pass][how]),    \
+        MEMBER(key "ratio", r->ratio[pass][how])
+#define PASS_COLUMNS(name, key, pass)                                                              \
+    TIME_MEMBERS(key, pass, TIMED_PLAIN, "ms", 1e3),                                               \
+        TIME_MEMBERS(key "replay_", pass, TIMED_REPLAY, "us", 1e6),                                \
+        COLUMN(is_timed ? name " us" : NULL, " 11.1f", NULL, best_of(r, pass, r->seconds) * 1e6),  \
+        COLUMN(is_timed ? "TFLOP/s" : NULL, " 8.4g", NULL, best_of(r, pass, r->tflops)),           \
+        COLUMN(is_timed ? "%" : NULL, " 5.1f", NULL,                                               \
+               1e14 * best_of(r, pass, r->tflops) / b->peak),                                      \
+        COLUMN(has_peers ? "x peer" : NULL, " 7.2f", NULL, best_of(r, pass, r->ratio))
+    return BENCH_ROW(io, MEMBER("seed", b->seed), COLUMN("case", "4", "case", r->number),
+                     MEMBER("random", s->is_random), MEMBER("any_card", b->filter.is_any_card),
+                     COLUMN("D", " 4", "dim", s->dim), COLUMN("H", " 2", "heads", s->n_heads),
+                     COLUMN("B", " 4", "sequences", s->n_sequences),
+                     COLUMN("longest", " 7", "length", s->max_len),
+                     COLUMN("keys", " 7", "tokens", r->n_tokens),
+                     COLUMN("queries", " 7", "queries", r->n_queries),
+                     COLUMN("mask", "  -21", NULL, attn_shape_label(s, label)),
+                     MEMBER("mask", attn_mask_kind_name(s->mask)), MEMBER("bias", biases[s->bias]),
+                     MEMBER("jagged", s->is_jagged), MEMBER("fwd_gflop", r->flops / 1e9),
+                     MEMBER("copies", r->n_copies), MEMBER("error", largest(r->error)),
+                     MEMBER("peak_tflops", b->peak / 1e12), ERROR_COLUMN("out", RESULT_OUT),
+                     ERROR_COLUMN("dq", RESULT_DQ), ERROR_COLUMN("dk", RESULT_DK),
+                     ERROR_COLUMN("dv", RESULT_DV), PASS_COLUMNS("forward", "fwd_", PASS_FORWARD),
+                     PASS_COLUMNS("backward", "bwd_", PASS_BACKWARD),
+                     COLUMN("", "0", NULL, r->is_wrong ? "  WRONG" : ""));
 }
 
 static void print_means(const attn_bench *b) {
@@ -745,36 +669,30 @@ status attn_bench_end(const attn_bench *b) {
 }
 
 typedef struct bench_args {
-    const char *device;
-    int act;
+    bench io;
     attn_filter filter;
-    bool is_json;
 } bench_args;
 
-static status run(void *ctx, const work *w) {
-    const bench_args *a = ctx;
+static status run(void *ctx) {
+    bench_args *a = ctx;
     attn_bench b;
     attn_row r;
-    TRY(attn_bench_open(&b, w->be, &a->filter));
-    if (!a->is_json) print_head(&b);
+    TRY(attn_bench_open(&b, a->io.be, &a->filter));
+    set_title(&b, &a->io);
     for (const attn_shape *s; (s = attn_bench_next(&b)) != NULL;) {
         status st = attn_measure(&b, s, &r);
         if (st != OK) log_warn("case %d of seed %llu failed", r.number, (unsigned long long)b.seed);
+        if (st == OK) st = print_row(&b, &a->io, &r);
         TRY(st);
-        if (a->is_json)
-            TRY(print_json(&b, &r));
-        else
-            print_text(&b, &r);
     }
-    if (!a->is_json) print_means(&b);
+    if (!a->io.is_json) print_means(&b);
     return attn_bench_end(&b);
 }
 
 status bench_attention(int argc, char **argv) {
-    bench_args a = {.device = "auto", .act = ACT_BF16};
+    bench_args a = {.io = {.name = "attention", .device = "auto", .act = ACT_BF16}};
     const arg_option options[] = {
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
         OPT_INT("--dim", &a.filter.dim, "D", 1, 65536,
                 "Measure only rows with head dimension D: 32, 64, 128 or 256."),
         OPT_INT("--length", &a.filter.length, "S", 1, 1 << 24,
@@ -795,7 +713,7 @@ status bench_attention(int argc, char **argv) {
         OPT_FLAG("--any-card", &a.filter.is_any_card,
                  "Use the kernels that run on every GPU instead of those for this one; the peer is "
                  "then the Ampere kernel."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -810,5 +728,5 @@ status bench_attention(int argc, char **argv) {
             "of replayed calls; --json has plain calls, too. On an H200 in bfloat16, rows that "
             "NVIDIA's kernels were measured at show the ratio to the faster one."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return bench_run(a.device, a.act, false, run, &a);
+    return bench_run(&a.io, run, &a);
 }

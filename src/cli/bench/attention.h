@@ -10,7 +10,6 @@
 #pragma once
 
 #include "cli/bench/bench.h"
-#include "nn/memory.h"
 
 /* Contexts (1 to 8) and targets (1 to 64) are drawn for each sequence. */
 typedef enum {
@@ -33,9 +32,7 @@ typedef struct attn_shape {
     int32_t max_queries; /* without a bias: 1 to so many queries a sequence; 0: one for each key */
 } attn_shape;
 
-/* Random sequences, a mask, a bias, and their arrays on a backend.  Rows of inputs are rows of a
- * pool of random numbers, multiples of 1/128 in [-1, 1): exact in every activation type, so the
- * check sees only the op's own error. */
+/* Random sequences, a mask, a bias, and their arrays on a backend. */
 typedef struct attn_problem {
     backend *be;
     attn_shape shape; /* max_len: of a random case that of its longest sequence */
@@ -46,9 +43,8 @@ typedef struct attn_problem {
     double bytes;        /* q, k, v, out and a bias table: what a forward pass moves at least */
     int32_t *offsets[2]; /* of queries and of keys, (B + 1) each, host; so are the next ones */
     int32_t longest;     /* the sequence with the most keys */
-    float *pool;
-    const float *pool_sent; /* on the backend */
-    int32_t *input[4];      /* of each row of q, k, v, dout its row in the pool */
+    bench_pool pool;
+    int32_t *input[4]; /* of each row of q, k, v, dout its row in the pool */
     int32_t *table; /* (B, H, max_len): of each row of a bias table its row in the pool; or NULL */
     nn_memory memory; /* of all arrays */
 } attn_problem;

@@ -15,11 +15,15 @@ status cmd_bench(int argc, char **argv) {
                           bench_commands, argc, argv);
 }
 
-status bench_run(const char *device, int act, bool is_deterministic, bench_fn run, void *ctx) {
+status bench_run(bench *b, status (*run)(void *ctx), void *ctx) {
     work w;
-    TRY(work_open_as(&w, NULL, device, &(work_options){.is_deterministic = is_deterministic}));
-    status st = w.be->ops->set_precision(w.be, (act_type)act, false);
-    if (st == OK) st = run(ctx, &w);
+    TRY(work_open_as(&w, NULL, b->device,
+                     &(work_options){.is_deterministic = b->is_deterministic}));
+    b->be = w.be;
+    b->workers = w.workers;
+    status st = w.be->ops->set_precision(w.be, (act_type)b->act, false);
+    b->dtype = work_dtypes[w.be->act];
+    if (st == OK) st = run(ctx);
     work_close(&w);
     return st;
 }
@@ -28,25 +32,119 @@ const char *bench_device(const backend *be) {
     return be->card != NULL ? be->card : be->name;
 }
 
-json_writer *bench_json_open(const char *bench, const backend *be) {
+static json_writer *open_line(const bench *b) {
     json_writer *w = json_line_open();
-    json_key_string(w, "bench", bench);
-    json_key_string(w, "device", be->name);
-    if (be->card != NULL) json_key_string(w, "gpu", be->card);
-    json_key_string(w, "dtype", work_dtypes[be->act]);
+    json_key_string(w, "bench", b->name);
+    json_key_string(w, "device", b->be->name);
+    if (b->be->card != NULL) json_key_string(w, "gpu", b->be->card);
+    json_key_string(w, "dtype", b->dtype);
     return w;
 }
 
-void bench_print_cell(double x, const char *format) {
-    if (isnan(x))
-        printf(" %*s", atoi(format + strcspn(format, "%") + 1), "-");
+void bench_title(bench *b, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(b->title, sizeof b->title, format, args);
+    va_end(args);
+}
+
+static bool is_unknown(const json_field *f) {
+    return (f->kind == FIELD_DOUBLE || f->kind == FIELD_KNOWN) && isnan(f->number);
+}
+
+static void print_cell(const bench_cell *c, bool is_head) {
+    const json_field *f = &c->value;
+    int indent = (int)strspn(c->format, " "), width = atoi(c->format);
+    bool is_text = is_head || is_unknown(f) || f->kind == FIELD_TEXT;
+    char number[64], format[16];
+    snprintf(format, sizeof format, "%%%s", c->format + indent);
+    if (f->kind == FIELD_DOUBLE || f->kind == FIELD_KNOWN)
+        snprintf(number, sizeof number, format, f->number);
     else
-        printf(format, x);
+        snprintf(number, sizeof number, "%lld", (long long)f->integer);
+    const char *text = is_head ? c->head : is_unknown(f) ? "-" : f->text;
+    printf("%*s%*s", indent, "", width, is_text ? text : number);
+}
+
+static void print_cells(const bench_cell *cells, size_t n, bool is_head) {
+    for (size_t i = 0; i < n; i++)
+        if (cells[i].head != NULL) print_cell(&cells[i], is_head);
+}
+
+static void print_row(bench *b, const bench_cell *cells, size_t n) {
+    show_style style = show_stdout_style();
+    if (!b->has_head) {
+        b->has_head = true;
+        printf("%s\n\n%s", b->title, style.bold);
+        print_cells(cells, n, true);
+        printf("%s\n", style.plain);
+    }
+    print_cells(cells, n, false);
+    printf("\n");
+    (void)fflush(stdout);
+}
+
+void bench_put(bench *table, json_writer *w, const bench_cell *cells, size_t n) {
+    if (table != NULL) print_row(table, cells, n);
+    for (size_t i = 0; w != NULL && i < n; i++)
+        if (cells[i].value.key != NULL && !is_unknown(&cells[i].value))
+            json_fields(w, &cells[i].value, 1);
+}
+
+status bench_row(bench *b, const bench_cell *cells, size_t n) {
+    bench_put(b->is_json ? NULL : b, b->is_json ? open_line(b) : NULL, cells, n);
+    return b->is_json ? json_line_print() : OK;
 }
 
 void bench_put_act(act_type act, void *to, float x) {
     uint16_t half = act == ACT_BF16 ? half_bf16_from_float(x) : half_f16_from_float(x);
     memcpy(to, act == ACT_F32 ? (const void *)&x : (const void *)&half, act_bytes(act));
+}
+
+status bench_draw(nn_memory *memory, rng_key key, uint64_t what, int64_t n, float **out) {
+    TRY(NN_NEW_HOST(memory, out, n + 4));
+    for (int64_t at = 0; at < n; at += 4) {
+        rng_block drawn = rng_draw64(key, (uint64_t)at, what);
+        for (int i = 0; i < 4; i++)
+            (*out)[at + i] = (float)(drawn.word[i] >> 24) / 128 - 1;
+    }
+    return OK;
+}
+
+status bench_send(nn_memory *memory, const void *from, int64_t n, size_t size, void *out) {
+    TRY(nn_new(memory, out, n, size));
+    return memory->be->ops->copy_in(memory->be, *(void **)out, from, (size_t)n * size);
+}
+
+status bench_pool_init(bench_pool *p, nn_memory *memory, rng_key key) {
+    *p = (bench_pool){.memory = memory, .key = key};
+    TRY(bench_draw(memory, key, 0, BENCH_POOL, &p->host));
+    return bench_send(memory, p->host, BENCH_POOL, sizeof(float), &p->device);
+}
+
+status bench_pool_draw(const bench_pool *p, uint64_t what, int64_t n, int64_t dim, int32_t **out) {
+    TRY(NN_NEW_HOST(p->memory, out, n + 4));
+    for (int64_t at = 0; at < n; at += 4) {
+        rng_block drawn = rng_draw64(p->key, (uint64_t)at, what);
+        for (int i = 0; i < 4; i++)
+            (*out)[at + i] = (int32_t)rng_below(drawn.word[i], (uint32_t)(BENCH_POOL / dim));
+    }
+    return OK;
+}
+
+status bench_pool_rows(const bench_pool *p, const int32_t *index, int64_t n, int64_t dim,
+                       float scale, void *out) {
+    TRY(nn_new_act(p->memory, out, n, dim));
+    gather_args a = {.n = n, .dim = (int32_t)dim, .index = index, .scale = scale};
+    a.table = p->device;
+    a.y = *(void **)out;
+    return p->memory->be->ops->gather(p->memory->be, &a);
+}
+
+void bench_pool_copy(const bench_pool *p, const int32_t *index, int32_t n_rows, int64_t dim,
+                     int64_t first, int32_t n, float *to) {
+    for (int64_t i = 0; i < n_rows; i++)
+        memcpy(to + i * n, p->host + index[i] * dim + first, (size_t)n * sizeof *to);
 }
 
 static double find_cell(const char *text, const char *key, int cell) {

@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/work.h"
+#include "nn/memory.h"
 #include "nn/mol_search.h"
 #include "ops/ops.h"
 
@@ -27,22 +28,84 @@
 BENCHES(BENCH_DECLARE)
 
 #define BENCH_DTYPES "bfloat16 (default), float16 or float32; the CPU always computes in float32."
-/* Runs a bench on a device that computes in `act`, without data. */
-typedef status (*bench_fn)(void *ctx, const work *w);
-status bench_run(const char *device, int act, bool is_deterministic, bench_fn run, void *ctx);
+
+/* What every bench has: its options, with their defaults as initial values, and where its rows go.
+ * bench_run fills in the rest. */
+typedef struct bench {
+    const char *name, *device;
+    int act;
+    bool is_deterministic, is_json;
+    const char *dtype; /* its name */
+    backend *be;
+    pool *workers;
+    char title[400]; /* printed with the head of the table; see bench_title */
+    bool has_head;
+} bench;
+
+#define BENCH_OPTIONS(b, dtypes, dtype_help)                                                       \
+    OPT_TEXT("--device", &(b)->device, "DEVICE", WORK_DEVICES),                                    \
+        OPT_CHOICE("--dtype", &(b)->act, "TYPE", dtypes, dtype_help)
+#define BENCH_JSON(b) OPT_FLAG("--json", &(b)->is_json, "Print one JSON object per row.")
+
+/* Runs a bench on its device in its precision, without data. */
+status bench_run(bench *b, status (*run)(void *ctx), void *ctx);
 
 /* The name of the GPU, or of the backend. */
 const char *bench_device(const backend *be);
 
-/* Opens a line of JSON that begins with the bench, the device and its activation type. */
-json_writer *bench_json_open(const char *bench, const backend *be);
+/* A cell of a row.  A number that is NAN is "-" in the table, and no member of --json. */
+typedef struct bench_cell {
+    const char *head;   /* of its column; NULL: only --json has it */
+    const char *format; /* spaces before it, its width, and what printf has after it: " 8.4f" */
+    json_field value;   /* key NULL: only the table has it */
+} bench_cell;
+#define COLUMN(head, format, key, value)                                                           \
+    { head, format, FIELD(key, value) }
+#define MEMBER(key, value) COLUMN(NULL, NULL, key, value)
 
-/* Prints a number, or "-" where it is NAN; the format begins with a space and its width: " %8.2f".
- */
-void bench_print_cell(double x, const char *format);
+/* Prints a row as it was asked for: in a table, after its title and the heads of the columns, or as
+ * a line of JSON, which begins with the bench, the device and its activation type. */
+status bench_row(bench *b, const bench_cell *cells, size_t n);
+void bench_title(bench *b, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* The same for a table, and for members of an open object; each may be NULL. */
+void bench_put(bench *table, json_writer *w, const bench_cell *cells, size_t n);
+
+/* Cells as the last two arguments of these. */
+#define CELLS(...)                                                                                 \
+    (const bench_cell[]){__VA_ARGS__},                                                             \
+        sizeof((const bench_cell[]){__VA_ARGS__}) / sizeof(bench_cell)
+#define BENCH_ROW(b, ...) bench_row(b, CELLS(__VA_ARGS__))
 
 /* Writes x in an activation type (act_bytes), rounded to the nearest. */
 void bench_put_act(act_type act, void *to, float x);
+
+/* Random activations: rows of a pool of numbers, multiples of 1/128 in [-1, 1), which are exact in
+ * every activation type, so that a check sees only the op's own error. */
+enum { BENCH_POOL = 1 << 19 };
+typedef struct bench_pool {
+    nn_memory *memory; /* of all that follows */
+    rng_key key;
+    float *host, *device; /* (BENCH_POOL) */
+} bench_pool;
+status bench_pool_init(bench_pool *p, nn_memory *memory, rng_key key);
+
+/* Such numbers for themselves, on the host. */
+status bench_draw(nn_memory *memory, rng_key key, uint64_t what, int64_t n, float **out);
+
+/* *out: (n), for each row of dim numbers its place in the pool. */
+status bench_pool_draw(const bench_pool *p, uint64_t what, int64_t n, int64_t dim, int32_t **out);
+
+/* The array on the backend, of n elements. */
+status bench_send(nn_memory *memory, const void *from, int64_t n, size_t size, void *out);
+
+/* Rows at `index`, an array on the backend, times scale: *(void **)out, new activations. */
+status bench_pool_rows(const bench_pool *p, const int32_t *index, int64_t n, int64_t dim,
+                       float scale, void *out);
+
+/* Columns first .. first + n - 1 of these rows, on the host. */
+void bench_pool_copy(const bench_pool *p, const int32_t *index, int32_t n_rows, int64_t dim,
+                     int64_t first, int32_t n, float *to);
 
 /* The larger of two errors, NAN where one of them is. */
 static inline double bench_worse(double error, double d) {

@@ -36,20 +36,6 @@ const cluster_links *cluster_profile(int i) {
     return i >= 0 && i < N_PROFILES ? &profiles[i] : NULL;
 }
 
-status cluster_find_profile(const char *name, const cluster_links **out) {
-    const char *names[N_PROFILES];
-    for (int i = 0; i < N_PROFILES; i++) {
-        names[i] = profiles[i].name;
-        if (strcmp(name, names[i]) != 0) continue;
-        *out = &profiles[i];
-        return OK;
-    }
-    const char *near = nearest_name(name, names, N_PROFILES);
-    return fail(ERR_USAGE, "--profile %.40s is not known%s%s%s", name,
-                near != NULL ? "; did you mean '" : "", near != NULL ? near : "",
-                near != NULL ? "'?" : ": 'hstu bench cluster --help' lists them");
-}
-
 /* Microseconds of an algorithm: base, a hop inside a node, a hop between nodes; and the share of
  * the bandwidth that the protocol carries. */
 typedef struct constants {
@@ -443,21 +429,23 @@ status cluster_predict(const cluster_work *w, const cluster_rank *r, const clust
  * below goes into it. */
 typedef struct published {
     double step_flop, step_s, idle_s, exposed_s, zipf_flops, first_flops, balanced_flops;
-    bool is_known;
 } published;
 enum { PUBLISHED_GPUS = 16 };
 
 static published read_published(void) {
-    published p = {.step_flop = 1e12 * bench_peer("cluster", "step_tflop", 0),
-                   .step_s = 1e-3 * bench_peer("cluster", "step_ms", 0),
-                   .idle_s = 1e-3 * bench_peer("cluster", "idle_ms", 0),
-                   .exposed_s = 1e-3 * bench_peer("cluster", "exposed_ms", 0),
-                   .zipf_flops = 1e12 * bench_peer("cluster", "zipf_tflops", 0),
-                   .first_flops = 1e12 * bench_peer("cluster", "first_tflops", 0),
-                   .balanced_flops = 1e12 * bench_peer("cluster", "first_balanced_tflops", 0)};
-    p.is_known = isfinite(p.step_flop + p.step_s + p.idle_s + p.exposed_s + p.zipf_flops +
-                          p.first_flops + p.balanced_flops);
-    return p;
+#define FIGURE(scale, key) scale *bench_peer("cluster", key, 0)
+    return (published){FIGURE(1e12, "step_tflop"),
+                       FIGURE(1e-3, "step_ms"),
+                       FIGURE(1e-3, "idle_ms"),
+                       FIGURE(1e-3, "exposed_ms"),
+                       FIGURE(1e12, "zipf_tflops"),
+                       FIGURE(1e12, "first_tflops"),
+                       FIGURE(1e12, "first_balanced_tflops")};
+}
+
+static bool is_known(const published *p) {
+    return isfinite(p->step_flop + p->step_s + p->idle_s + p->exposed_s + p->zipf_flops +
+                    p->first_flops + p->balanced_flops);
 }
 
 /* Their model: 8 layers, 4 heads of 256, width 1024, item rows of 128 floats, 32 users a GPU. */
@@ -514,7 +502,7 @@ status cluster_published(double spread, cluster_check out[CLUSTER_CHECKS]) {
                              NAN};
     out[2] = (cluster_check){"gain of the balancer, likewise", "x",
                              p.balanced_flops / p.first_flops, NAN};
-    if (!p.is_known) return OK;
+    if (!is_known(&p)) return OK;
     TRY(cluster_work_of(&c, &w));
     w.n_context = 3;
     w.n_ids = 50000000;
@@ -534,11 +522,11 @@ status cluster_published(double spread, cluster_check out[CLUSTER_CHECKS]) {
 static const char *const balance_names[] = {"none", "equal", "lpt", NULL};
 
 typedef struct bench_args {
-    const char *gpus, *profile, *file, *measured, *device, *lengths;
+    const char *gpus, *file, *measured, *device, *lengths;
     arg_list overrides;
     double tflops, fixed_ms, spread;
     bool is_late, is_json;
-    int balance; /* cluster_balance */
+    int profile, balance; /* cluster_balance */
     int64_t count[MAX_COUNTS];
     int n_counts;
     const char *source; /* of the speed */
@@ -632,24 +620,26 @@ static void print_checks(const cluster_check *check) {
     }
 }
 
-static void print_row(const cluster_row *row) {
-    printf("  %6d %9.2f %9.1f %7.1f %% %9.2f %9.2f %9.2f %9.2f  %s\n", row->n_gpus,
-           row->step_s * 1e3, row->work / row->step_s * 1e-12, 100 * row->efficiency,
-           row->compute_s * 1e3, row->wait_s * 1e3, row->exposed_s * 1e3,
-           (row->rows_s + row->small_s) * 1e3, row->limit);
-}
-
-static void write_row(json_writer *j, const cluster_row *row) {
-    JSON_OBJECT(j, FIELD("gpus", row->n_gpus), FIELD("step_ms", row->step_s * 1e3),
-                FIELD("tflop_per_s_gpu", row->work / row->step_s * 1e-12),
-                FIELD("efficiency", row->efficiency), FIELD("tflop_per_step", row->work * 1e-12),
-                FIELD("tokens_per_step", row->tokens), FIELD("compute_ms", row->compute_s * 1e3),
-                FIELD("wait_ms", row->wait_s * 1e3), FIELD("balance", row->balance),
-                FIELD("all_reduce_ms", row->dense_s * 1e3),
-                FIELD("all_reduce_exposed_ms", row->exposed_s * 1e3),
-                FIELD("rows_ms", row->rows_s * 1e3), FIELD("small_ms", row->small_s * 1e3),
-                FIELD("unique_ids", row->unique_ids), FIELD("all_reduce", row->how),
-                FIELD("limit", row->limit));
+/* In the table, or as an object where there is a writer. */
+static void put_row(bench *table, json_writer *j, const cluster_row *row) {
+    if (j != NULL) json_object_open(j);
+    bench_put(table, j,
+              CELLS(COLUMN("GPUs", "  6", "gpus", row->n_gpus),
+                    COLUMN("step ms", " 9.2f", "step_ms", row->step_s * 1e3),
+                    COLUMN("TFLOP/s", " 9.1f", "tflop_per_s_gpu", row->work / row->step_s * 1e-12),
+                    COLUMN("   of one", " 7.1f %%", NULL, 100 * row->efficiency),
+                    MEMBER("efficiency", row->efficiency),
+                    MEMBER("tflop_per_step", row->work * 1e-12),
+                    MEMBER("tokens_per_step", row->tokens),
+                    COLUMN("compute", " 9.2f", "compute_ms", row->compute_s * 1e3),
+                    COLUMN("wait", " 9.2f", "wait_ms", row->wait_s * 1e3),
+                    MEMBER("balance", row->balance), MEMBER("all_reduce_ms", row->dense_s * 1e3),
+                    COLUMN("gradient", " 9.2f", "all_reduce_exposed_ms", row->exposed_s * 1e3),
+                    COLUMN("rows", " 9.2f", NULL, (row->rows_s + row->small_s) * 1e3),
+                    MEMBER("rows_ms", row->rows_s * 1e3), MEMBER("small_ms", row->small_s * 1e3),
+                    MEMBER("unique_ids", row->unique_ids), MEMBER("all_reduce", row->how),
+                    COLUMN("largest loss", "  0", "limit", row->limit)));
+    if (j != NULL) json_object_close(j);
 }
 
 static status print_json(const bench_args *a, const cluster_work *w, const cluster_rank *r,
@@ -664,7 +654,7 @@ static status print_json(const bench_args *a, const cluster_work *w, const clust
                 FIELD("dense_bytes", w->dense_bytes), FIELD("row_bytes", w->row_bytes));
     json_key_array(j, "rows");
     for (int i = 0; i < a->n_counts; i++)
-        write_row(j, &rows[i]);
+        put_row(NULL, j, &rows[i]);
     json_array_close(j);
     json_key_array(j, "published");
     for (int i = 0; i < CLUSTER_CHECKS; i++) {
@@ -679,13 +669,12 @@ static status predict(bench_args *a, const config *c) {
     cluster_work w;
     cluster_row rows[MAX_COUNTS];
     cluster_check check[CLUSTER_CHECKS];
-    const cluster_links *l;
+    const cluster_links *l = cluster_profile(a->profile);
     cluster_rank r = {.spread = a->spread / 100,
                       .fixed_s = a->fixed_ms / 1e3,
                       .overlaps = !a->is_late,
                       .balance = (cluster_balance)a->balance};
-    show_style style = show_stdout_style();
-    TRY(cluster_find_profile(a->profile, &l));
+    bench table = {0};
     TRY(cluster_work_of(c, &w));
     if (a->lengths != NULL) TRY(read_lengths(a->lengths, &w));
     if (a->measured != NULL) TRY(read_measured(a));
@@ -696,11 +685,9 @@ static status predict(bench_args *a, const config *c) {
         TRY(cluster_predict(&w, &r, l, (int)a->count[i], &rows[i]));
     TRY(cluster_published(r.spread, check));
     if (a->is_json) return print_json(a, &w, &r, l, rows, check);
-    printf("%sA training step on many GPUs%s, predicted: %s\n\n", style.bold, style.plain, c->file);
-    printf("%s  %6s %9s %9s %9s %9s %9s %9s %9s  %s%s\n", style.bold, "GPUs", "step ms", "TFLOP/s",
-           "of one", "compute", "wait", "gradient", "rows", "largest loss", style.plain);
+    bench_title(&table, "A training step on many GPUs, predicted: %s", c->file);
     for (int i = 0; i < a->n_counts; i++)
-        print_row(&rows[i]);
+        put_row(&table, NULL, &rows[i]);
     print_assumptions(a, &w, &r, l);
     print_checks(check);
     return OK;
@@ -723,16 +710,18 @@ static status run(bench_args *a) {
 
 status bench_cluster(int argc, char **argv) {
     bench_args a = {.gpus = "1,8,64,512",
-                    .profile = "nvlink-ndr",
                     .file = "configs/benchmark_ranking_fixed.gin",
                     .balance = BALANCE_LPT,
                     .tflops = H200_TFLOPS,
                     .spread = .7,
                     .source = "an H200, bench/results/h200/train.csv"};
+    const char *profile_names[N_PROFILES + 1] = {NULL};
+    for (int i = 0; i < N_PROFILES; i++)
+        profile_names[i] = profiles[i].name;
     const arg_option options[] = {
         OPT_TEXT("--gpus", &a.gpus, "LIST", "Numbers of GPUs to predict for (default 1,8,64,512)."),
-        OPT_TEXT(
-            "--profile", &a.profile, "NAME",
+        OPT_CHOICE(
+            "--profile", &a.profile, "NAME", profile_names,
             "Interconnect: nvlink-ndr (default), nvlink-hdr, nvlink5-ndr, a100-hdr, nvlink-roce or "
             "pcie-ethernet; one-gpu and one-gpu-sockets: G ranks that share one GPU."),
         OPT_TEXT("--gin-config-file", &a.file, "FILE",

@@ -25,7 +25,6 @@ typedef struct cluster_links {
 
 /* The profiles: NULL beyond the last. */
 const cluster_links *cluster_profile(int i);
-status cluster_find_profile(const char *name, const cluster_links **out);
 
 /* Seconds of an all-reduce of `bytes` on n GPUs; *how, where it is not NULL, names the algorithm.
  */

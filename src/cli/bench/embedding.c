@@ -8,42 +8,24 @@
 
 enum { N_SIZES = 3, FILL_BUCKETS = 4096 };
 
-static void print_text(const embed_figure *f) {
-    show_style style = show_stdout_style();
-    printf("  %-36s %-12s", f->what, f->size);
-    if (f->per_s > 0) printf(" %s%9.1f M/s%s", style.bold, f->per_s / 1e6, style.plain);
-    if (f->ms > 0) printf(" %9.4f ms", f->ms);
-    if (f->bytes > 0) printf(" %8.2f GB/s", f->per_s * f->bytes / 1e9);
-    if (f->peer > 0)
-        printf("  %.3f Gi/s, %s%.2f%s of HierarchicalKV's %.3f", f->per_s / EMBED_GIBI, style.bold,
-               f->per_s / EMBED_GIBI / f->peer, style.plain, f->peer);
-    if (f->n_checked > 0) printf("  %" PRId64 " wrong of %" PRId64, f->n_wrong, f->n_checked);
-    printf("\n");
-    (void)fflush(stdout);
+static double if_known(double x) {
+    return x > 0 ? x : NAN;
 }
 
-static status print_json(const embed_bench *b, const embed_figure *f) {
-    json_writer *w = json_line_open();
-    JSON_FIELDS(w, FIELD("bench", "embedding"), FIELD("device", b->be->name),
-                FIELD("what", f->what), FIELD("size", f->size), FIELD("dim", b->dim),
-                FIELD("keys_a_call", b->n));
-    if (f->per_s > 0) json_key_double(w, "per_s", f->per_s);
-    if (f->ms > 0) json_key_double(w, "ms", f->ms);
-    if (f->bytes > 0) json_key_double(w, "bytes_per_s", f->per_s * f->bytes);
-    if (f->peer > 0) json_key_double(w, "peer_per_s", f->peer * EMBED_GIBI);
-    if (f->peer > 0) json_key_double(w, "ratio", f->per_s / EMBED_GIBI / f->peer);
-    if (f->n_checked > 0) {
-        json_key_int(w, "n_checked", f->n_checked);
-        json_key_int(w, "n_wrong", f->n_wrong);
-    }
-    return json_line_print();
-}
-
-status embed_bench_report(const embed_bench *b, const embed_figure *f) {
-    if (b->is_json)
-        TRY(print_json(b, f));
-    else
-        print_text(f);
+status embed_bench_report(embed_bench *b, const embed_figure *f) {
+    bool is_gpu = !b->be->is_host;
+    TRY(BENCH_ROW(
+        &b->io, COLUMN("", "  -36", "what", f->what), COLUMN("size", " -16", "size", f->size),
+        MEMBER("dim", b->dim), MEMBER("keys_a_call", b->n), MEMBER("per_s", f->per_s),
+        COLUMN("M/s", " 9.1f", NULL, f->per_s / 1e6), COLUMN("ms", " 9.4f", "ms", if_known(f->ms)),
+        COLUMN("GB/s", " 8.2f", NULL, if_known(f->per_s * f->bytes / 1e9)),
+        MEMBER("bytes_per_s", if_known(f->per_s * f->bytes)),
+        MEMBER("peer_per_s", if_known(f->peer * EMBED_GIBI)),
+        COLUMN(is_gpu ? "Gi/s" : NULL, " 8.3f", NULL, f->per_s / EMBED_GIBI),
+        COLUMN(is_gpu ? "x HierarchicalKV" : NULL, " 16.2f", "ratio",
+               f->per_s / EMBED_GIBI / if_known(f->peer)),
+        COLUMN("checked", " 11.0f", "n_checked", if_known((double)f->n_checked)),
+        COLUMN("wrong", " 7.0f", "n_wrong", f->n_checked > 0 ? (double)f->n_wrong : NAN)));
     if (f->n_wrong == 0) return OK;
     return fail(ERR_FORMAT, "%s: %" PRId64 " of %" PRId64 " values are wrong", f->what, f->n_wrong,
                 f->n_checked);
@@ -125,7 +107,8 @@ static uint64_t bucket_key(int64_t n_buckets, int64_t bucket, int64_t j) {
 }
 
 /* A level without rows whose buckets are full of their first keys. */
-static status fill_index(embed_bench *b, table_level *l, int64_t n_buckets) {
+static status fill_index(embed_bench *b, int64_t n_buckets) {
+    table_level *l = &b->level;
     void *index = NULL;
     *l = (table_level){.n_buckets = n_buckets};
     TRY(b->v->alloc(b->be, &index, (size_t)n_buckets * TABLE_BUCKET_BYTES, TABLE_ON_DEVICE));
@@ -150,7 +133,8 @@ static status fill_index(embed_bench *b, table_level *l, int64_t n_buckets) {
 }
 
 /* Batch `round`: `hits` of 10 keys are in the index. */
-static status draw_keys(embed_bench *b, const table_level *l, int hits, int round) {
+static status draw_keys(embed_bench *b, int hits, int round) {
+    const table_level *l = &b->level;
     int64_t n_known = l->n_buckets * TABLE_SLOTS;
     for (int64_t i = 0; i < b->n; i++) {
         int64_t s = draw_slot(b, n_known, (int64_t)round * b->n + i);
@@ -160,24 +144,18 @@ static status draw_keys(embed_bench *b, const table_level *l, int hits, int roun
     return b->be->ops->copy_in(b->be, b->keys[round], b->host, (size_t)b->n * 8);
 }
 
-typedef struct probe_ctx {
-    embed_bench *b;
-    const table_level *l;
-} probe_ctx;
-
 static status probe(void *ctx, int round) {
-    const probe_ctx *p = ctx;
-    table_find_args a = {.n = p->b->n, .keys = p->b->keys[round], .slot = p->b->slot};
-    return p->b->v->find(p->b->be, p->l, &a);
+    embed_bench *b = ctx;
+    table_find_args a = {.n = b->n, .keys = b->keys[round], .slot = b->slot};
+    return b->v->find(b->be, &b->level, &a);
 }
 
 /* The slots must be those that the keys were made from. */
-static status check_probe(embed_bench *b, const table_level *l, int hits) {
-    probe_ctx p = {b, l};
-    TRY(probe(&p, 0));
+static status check_probe(embed_bench *b, int hits) {
+    TRY(probe(b, 0));
     TRY(b->be->ops->copy_out(b->be, b->host_slot, b->slot, (size_t)b->n * 8));
     for (int64_t i = 0; i < b->n; i++) {
-        int64_t want = i % 10 < hits ? draw_slot(b, l->n_buckets * TABLE_SLOTS, i) : -1;
+        int64_t want = i % 10 < hits ? draw_slot(b, b->level.n_buckets * TABLE_SLOTS, i) : -1;
         if (b->host_slot[i] != want)
             return fail(ERR_FORMAT, "find gave slot %lld, not %lld", (long long)b->host_slot[i],
                         (long long)want);
@@ -189,7 +167,6 @@ static status check_probe(embed_bench *b, const table_level *l, int hits) {
 typedef struct byte_ctx {
     const unsigned char *memory;
     uint64_t bytes;
-    int64_t n;
     uint64_t sum[256]; /* by thread: keeps the compiler from dropping the reads */
 } byte_ctx;
 
@@ -209,8 +186,9 @@ static status read_bytes(void *ctx, int64_t chunk, int worker) {
     return OK;
 }
 
-static status bench_memory(embed_bench *b, const table_level *l, const char *size) {
-    byte_ctx c = {l->index, (uint64_t)l->n_buckets * TABLE_BUCKET_BYTES, 0, {0}};
+static status bench_memory(embed_bench *b, const char *size) {
+    byte_ctx c = {.memory = b->level.index,
+                  .bytes = (uint64_t)b->level.n_buckets * TABLE_BUCKET_BYTES};
     uint64_t start = clock_ns(), now = start;
     int64_t n = 0;
     if (!b->be->is_host) return OK;
@@ -224,112 +202,74 @@ static status bench_memory(embed_bench *b, const table_level *l, const char *siz
     return embed_bench_report(b, &f);
 }
 
-static status bench_probe(embed_bench *b, double gib) {
-    char size[32];
-    table_level l;
-    snprintf(size, sizeof size, "%.3g GiB", gib);
+static status probe_index(embed_bench *b, double gib, const char *size) {
     int64_t n_buckets = (int64_t)(gib * EMBED_GIBI / TABLE_BUCKET_BYTES);
-    status st = fill_index(b, &l, n_buckets < 64 ? 64 : n_buckets);
-    for (int hits = 10; st == OK && hits >= 6; hits -= 4) {
-        probe_ctx p = {b, &l};
-        for (int r = 0; st == OK && r < N_BATCHES; r++)
-            st = draw_keys(b, &l, hits, r);
-        if (st == OK) st = check_probe(b, &l, hits);
+    TRY(fill_index(b, n_buckets < 64 ? 64 : n_buckets));
+    for (int hits = 10; hits >= 6; hits -= 4) {
+        for (int r = 0; r < N_BATCHES; r++)
+            TRY(draw_keys(b, hits, r));
+        TRY(check_probe(b, hits));
         embed_figure f = {.what = hits == 10 ? "find slots, all hit" : "find slots, 60 % hit",
                           .size = size,
                           .n_checked = b->n};
-        if (st == OK) st = time_calls(b, probe, &p, f);
+        TRY(time_calls(b, probe, b, f));
     }
-    if (st == OK) st = bench_memory(b, &l, size);
-    if (l.index != NULL) b->v->release(b->be, l.index, TABLE_ON_DEVICE);
-    return st;
+    return bench_memory(b, size);
 }
 
 /* Pooled lookups: sums of bags of rows. */
 
-typedef struct pool_ctx {
-    embed_bench *b;
-    const table_level *l;
-    int64_t *offsets; /* of bags, on the device */
-} pool_ctx;
-
 static status pool_call(void *ctx, int round) {
-    const pool_ctx *c = ctx;
-    embed_bench *b = c->b;
+    embed_bench *b = ctx;
     table_pool_args a = {.n = b->n,
                          .n_bags = b->n / BAG,
-                         .offsets = c->offsets,
+                         .offsets = b->offsets,
                          .slot = (const int64_t *)b->keys[round],
                          .dim = (int32_t)b->dim,
                          .y = b->rows};
-    return b->v->pool(b->be, c->l, &a);
+    return b->v->pool(b->be, &b->level, &a);
 }
 
-/* All rows are 1, so every sum is the number of rows. */
-static status check_pool(pool_ctx *c, int64_t *n_wrong) {
-    embed_bench *b = c->b;
-    int64_t n = b->n / BAG * b->dim;
-    float *y;
-    *n_wrong = 0;
-    TRY(pool_call(c, 0));
-    TRY(mem_alloc_raw((void **)&y, (size_t)n, sizeof *y));
-    status st = b->be->ops->copy_out(b->be, y, b->rows, (size_t)n * sizeof *y);
-    for (int64_t i = 0; st == OK && i < n; i++)
-        *n_wrong += y[i] != (float)BAG;
-    mem_free(y);
-    return st;
-}
-
-static status bench_pool_level(embed_bench *b, pool_ctx *c, int64_t n_rows, const char *size) {
-    int64_t n_wrong;
-    for (int r = 0; r < N_BATCHES; r++) {
-        for (int64_t i = 0; i < b->n; i++)
-            b->host[i] = (uint64_t)draw_slot(b, n_rows, (int64_t)r * b->n + i);
-        TRY(b->be->ops->copy_in(b->be, b->keys[r], b->host, (size_t)b->n * 8));
-    }
-    TRY(check_pool(c, &n_wrong));
-    embed_figure f = {.what = "pooled gather, bags of 32",
-                      .size = size,
-                      .bytes = (double)b->dim * 4,
-                      .n_checked = b->n / BAG * b->dim,
-                      .n_wrong = n_wrong};
-    return time_calls(b, pool_call, c, f);
-}
-
-static status fill_ones(embed_bench *b, const table_level *l, int64_t n_rows) {
-    size_t bytes = 1 << 22, all = (size_t)(n_rows * l->row_bytes);
+static status fill_ones(embed_bench *b, size_t n_bytes) {
+    size_t bytes = 1 << 22;
     float *ones;
     TRY(mem_alloc_raw((void **)&ones, bytes, 1));
     for (size_t i = 0; i < bytes / sizeof *ones; i++)
         ones[i] = 1;
     status st = OK;
-    for (size_t at = 0; st == OK && at < all; at += bytes)
-        st = b->be->ops->copy_in(b->be, l->rows + at, ones, all - at < bytes ? all - at : bytes);
+    for (size_t at = 0; st == OK && at < n_bytes; at += bytes)
+        st = b->be->ops->copy_in(b->be, b->level.rows + at, ones,
+                                 n_bytes - at < bytes ? n_bytes - at : bytes);
     mem_free(ones);
     return st;
 }
 
-static status bench_pool(embed_bench *b, double gib) {
-    char size[32];
-    int64_t row_bytes = embed_bench_row_bytes(b);
+/* All rows are 1, so every sum is the number of rows. */
+static status pool_rows(embed_bench *b, double gib, const char *size) {
+    int64_t row_bytes = embed_bench_row_bytes(b), n_bags = b->n / BAG;
     int64_t n_rows = (int64_t)(gib * EMBED_GIBI) / row_bytes;
-    table_level l = {.row_bytes = row_bytes};
-    pool_ctx c = {.b = b, .l = &l};
-    void *rows = NULL, *offsets = NULL;
+    void *rows = NULL;
+    embed_figure f = {.what = "pooled gather, bags of 32",
+                      .size = size,
+                      .bytes = (double)b->dim * 4,
+                      .n_checked = n_bags * b->dim};
     if (n_rows < 1) n_rows = 1;
-    snprintf(size, sizeof size, "%.3g GiB", gib);
-    status st = b->v->alloc(b->be, &rows, (size_t)(n_rows * row_bytes), TABLE_ON_DEVICE);
-    l.rows = rows;
-    if (st == OK) st = fill_ones(b, &l, n_rows);
-    if (st == OK) st = b->be->ops->alloc(b->be, &offsets, ((size_t)b->n / BAG + 1) * 8);
-    for (int64_t i = 0; i <= b->n / BAG; i++)
+    TRY(b->v->alloc(b->be, &rows, (size_t)(n_rows * row_bytes), TABLE_ON_DEVICE));
+    b->level = (table_level){.row_bytes = row_bytes, .rows = rows};
+    TRY(fill_ones(b, (size_t)(n_rows * row_bytes)));
+    for (int64_t i = 0; i <= n_bags; i++)
         b->host[i] = (uint64_t)(i * BAG);
-    if (st == OK) st = b->be->ops->copy_in(b->be, offsets, b->host, ((size_t)b->n / BAG + 1) * 8);
-    c.offsets = offsets;
-    if (st == OK) st = bench_pool_level(b, &c, n_rows, size);
-    if (offsets != NULL) b->be->ops->release(b->be, offsets);
-    if (rows != NULL) b->v->release(b->be, rows, TABLE_ON_DEVICE);
-    return st;
+    TRY(b->be->ops->copy_in(b->be, b->offsets, b->host, (size_t)(n_bags + 1) * 8));
+    for (int r = 0; r < N_BATCHES; r++) {
+        for (int64_t i = 0; i < b->n; i++)
+            b->host[i] = (uint64_t)draw_slot(b, n_rows, (int64_t)r * b->n + i);
+        TRY(b->be->ops->copy_in(b->be, b->keys[r], b->host, (size_t)b->n * 8));
+    }
+    TRY(pool_call(b, 0));
+    TRY(b->be->ops->copy_out(b->be, b->sums, b->rows, (size_t)f.n_checked * sizeof *b->sums));
+    for (int64_t i = 0; i < f.n_checked; i++)
+        f.n_wrong += b->sums[i] != (float)BAG;
+    return time_calls(b, pool_call, b, f);
 }
 
 /* Whole steps through src/embed, table by table: dedup, find or insert, staging, update.  Ids are
@@ -462,10 +402,18 @@ static status bench_tables(embed_bench *b, int n_tables, status (*run)(tables_ct
 }
 
 /* The sizes to measure, of which the first is cut to max_gib. */
-static status for_sizes(embed_bench *b, status (*measure)(embed_bench *b, double gib)) {
+static status for_sizes(embed_bench *b,
+                        status (*measure)(embed_bench *b, double gib, const char *size)) {
     static const double sizes[N_SIZES] = {0.25, 1, 4};
-    for (int i = 0; i < N_SIZES; i++)
-        if (i == 0 || sizes[i] <= b->max_gib) TRY(measure(b, fmin(sizes[i], b->max_gib)));
+    for (int i = 0; i < N_SIZES; i++) {
+        char size[32];
+        double gib = fmin(sizes[i], b->max_gib);
+        if (i > 0 && sizes[i] > b->max_gib) continue;
+        snprintf(size, sizeof size, "%.3g GiB", gib);
+        status st = measure(b, gib, size);
+        embed_level_destroy(b, &b->level, TABLE_ON_DEVICE);
+        TRY(st);
+    }
     return OK;
 }
 
@@ -477,30 +425,32 @@ static status make_buffers(embed_bench *b) {
     TRY(NN_NEW(m, &b->is_new, b->n));
     TRY(NN_NEW(m, &b->counts, PLACED_COUNTS));
     TRY(NN_NEW(m, &b->rows, 2 * b->n * b->dim));
+    TRY(NN_NEW(m, &b->offsets, b->n / BAG + 1));
+    TRY(NN_NEW_HOST(m, &b->sums, b->n / BAG * b->dim));
     TRY(NN_NEW_HOST(m, &b->host, b->n + BAG));
     return NN_NEW_HOST(m, &b->host_slot, b->n);
 }
 
 static status measure_all(embed_bench *b) {
     TRY(make_buffers(b));
-    TRY(for_sizes(b, bench_probe));
+    TRY(for_sizes(b, probe_index));
     TRY(embed_bench_keys(b));
-    TRY(for_sizes(b, bench_pool));
+    TRY(for_sizes(b, pool_rows));
     TRY(bench_tables(b, 1, run_one));
     return bench_tables(b, N_TABLES, run_ten);
 }
 
-static status run(embed_bench *b, const work *w) {
-    show_style style = show_stdout_style();
-    b->be = w->be;
-    b->v = w->be->tables;
-    b->workers = w->workers;
+static status run(void *ctx) {
+    embed_bench *b = ctx;
+    b->be = b->io.be;
+    b->v = b->be->tables;
+    b->workers = b->io.workers;
     b->salt = clock_ns() % 1000000007;
     b->n = keys_a_call(b);
-    if (!b->is_json)
-        printf("%sDynamic tables%s on %s: rows of %" PRId64 " floats, %" PRId64 " keys a call, %d "
-               "threads\n\n",
-               style.bold, style.plain, b->be->name, b->dim, b->n, pool_n_threads(w->workers));
+    bench_title(&b->io,
+                "Dynamic tables on %s: rows of %" PRId64 " floats, %" PRId64
+                " keys a call, %d threads",
+                b->be->name, b->dim, b->n, pool_n_threads(b->workers));
     nn_memory_init(&b->memory, b->be);
     status st = measure_all(b);
     nn_memory_fini(&b->memory);
@@ -508,10 +458,13 @@ static status run(embed_bench *b, const work *w) {
 }
 
 status bench_embedding(int argc, char **argv) {
-    embed_bench b = {.max_gib = 4, .seconds = 1, .batch = 1 << 20, .dim = 64};
-    const char *device = "auto";
+    embed_bench b = {.io = {.name = "embedding", .device = "auto"},
+                     .max_gib = 4,
+                     .seconds = 1,
+                     .batch = 1 << 20,
+                     .dim = 64};
     const arg_option options[] = {
-        OPT_TEXT("--device", &device, "NAME", WORK_DEVICES),
+        OPT_TEXT("--device", &b.io.device, "NAME", WORK_DEVICES),
         OPT_DOUBLE("--max-gib", &b.max_gib, "G",
                    "Largest index or row memory, in GiB (default 4)."),
         OPT_INT("--batch", &b.batch, "N", 64, 1 << 26, "Keys per call (default 1048576)."),
@@ -520,7 +473,7 @@ status bench_embedding(int argc, char **argv) {
             "--slots", &b.slots, "N", 4096, (int64_t)1 << 40,
             "Slots of the tables with rows (default: 2^26 on a GPU, 1 GiB of rows on the CPU)."),
         OPT_DOUBLE("--seconds", &b.seconds, "S", "Seconds per figure, up to 60 (default 1)."),
-        OPT_FLAG("--json", &b.is_json, "Print one JSON object per figure."),
+        BENCH_JSON(&b.io),
         {0},
     };
     const arg_spec spec = {
@@ -530,12 +483,8 @@ status bench_embedding(int argc, char **argv) {
             "in host memory, pooling and whole steps. Each is checked first. On a GPU with the "
             "default sizes, finds and inserts are compared with HierarchicalKV's figures.",
         .options = options};
-    work w;
     ARGS_PARSE(&spec, NULL, NULL);
     if (!(b.seconds > 0 && b.seconds <= 60 && b.max_gib > 0 && b.max_gib <= 1024))
         return fail(ERR_USAGE, "--seconds is more than 0 and up to 60, --max-gib up to 1024");
-    TRY(work_open(&w, NULL, device));
-    status st = run(&b, &w);
-    work_close(&w);
-    return st;
+    return bench_run(&b.io, run, &b);
 }

@@ -12,9 +12,9 @@ enum { N_BATCHES = 8, BAG = 32 };
 #define EMBED_GIBI 1073741824.0
 
 typedef struct embed_bench {
+    bench io;
     double max_gib, seconds;   /* of the largest index or rows; of a figure */
     int64_t batch, dim, slots; /* slots 0: as many as suit the device */
-    bool is_json;
     backend *be;
     const table_ops *v;
     pool *workers; /* check results on the host */
@@ -27,6 +27,9 @@ typedef struct embed_bench {
     uint8_t *is_new;           /* (n) on the device */
     int64_t *counts;           /* on the device */
     float *rows;               /* (n, 2 dim) on the device */
+    table_level level;         /* an index alone, or rows alone, that is measured now */
+    int64_t *offsets;          /* (n / BAG + 1) on the device: of bags */
+    float *sums;               /* (n / BAG, dim) */
     uint64_t salt;             /* of this run */
 } embed_bench;
 
@@ -41,7 +44,7 @@ typedef struct embed_figure {
 } embed_figure;
 
 /* Prints the figure; fails where values are wrong. */
-status embed_bench_report(const embed_bench *b, const embed_figure *f);
+status embed_bench_report(embed_bench *b, const embed_figure *f);
 
 /* Slots of the tables with rows. */
 int64_t embed_bench_slots(const embed_bench *b);

@@ -25,14 +25,13 @@ typedef struct encode_shape {
 } encode_shape;
 
 typedef struct bench_args {
-    const char *numbers[N_NUMBERS], *mask_text, *device;
+    bench io;
+    const char *numbers[N_NUMBERS], *mask_text;
     encode_shape shape;
     int dtype;
     const char *plan, *cache; /* of encoder_plan_options; plan NULL: the built-in layers */
     double seconds;           /* of the timed passes, at least */
-    bool is_json;
-    mask *mask; /* or NULL */
-    pool *workers;
+    mask *mask;               /* or NULL */
 } bench_args;
 
 typedef struct encode_row {
@@ -135,7 +134,7 @@ static status open_plan(encoder_plan **out, backend *be, const bench_args *o,
                                .cache = o->cache,
                                .mask = m,
                                .mask_text = o->mask_text,
-                               .workers = o->workers};
+                               .workers = o->io.workers};
     *out = NULL;
     return o->plan != NULL ? encoder_plan_create(out, be, c, &po) : OK;
 }
@@ -262,49 +261,39 @@ static status measure_all(backend *be, const bench_args *a, encode_row *out) {
     return st;
 }
 
-/* The CPU computes in float32 whatever is asked for, but for weights in int8. */
-static const char *dtype_name(const bench_args *a, const backend *be) {
-    return encoder_dtypes[a->dtype > ACT_F16 ? a->dtype : (int)be->act];
-}
-
-static status print_json(const bench_args *a, const backend *be, const encode_row *row) {
+static void set_title(bench_args *a, const encode_row *row) {
     const encode_shape *s = &a->shape;
-    json_writer *w = json_line_open();
-    JSON_FIELDS(w, FIELD("bench", "encode"), FIELD("batch", s->batch), FIELD("layers", s->n_layers),
-                FIELD("length", s->len), FIELD("heads", s->n_heads), FIELD("head_dim", s->head_dim),
-                FIELD("mask", a->mask_text != NULL ? a->mask_text : "none"),
-                FIELD("device", be->name), FIELD("dtype", dtype_name(a, be)));
-    if (row->is_by_plan) json_key_int(w, "plan", row->plan);
-    JSON_FIELDS(w, FIELD("tokens", row->n_tokens),
-                FIELD("real_tokens", (double)row->n_tokens / (double)(s->batch * s->len)),
-                FIELD("ms", row->ms), FIELD("ms_fastest", row->ms_fastest),
-                FIELD("cpu_ms", row->cpu_ms), FIELD("passes", row->n_passes),
-                FIELD("tokens_per_s", (double)row->n_tokens / row->ms * 1e3),
-                FIELD("gflop", row->n_flops * 1e-9), FIELD("check_error", row->error));
-    return json_line_print();
+    char plan[80] = "";
+    if (a->plan != NULL && row->is_by_plan)
+        snprintf(plan, sizeof plan, "\nLayers by plan %d.", row->plan);
+    else if (a->plan != NULL)
+        snprintf(plan, sizeof plan, "\nNo plan is kept for this batch: the built-in layers.");
+    bench_title(&a->io,
+                "BERT encoder: %" PRId64 " x %" PRId64 " tokens (%.0f %% real), %" PRId64
+                " layers, width %" PRId64
+                ", mask %.60s, %s, %s\nChecked: off by %.1e of the values.%s",
+                s->batch, s->len, 100.0 * (double)row->n_tokens / (double)(s->batch * s->len),
+                s->n_layers, s->n_heads * s->head_dim, a->mask_text != NULL ? a->mask_text : "none",
+                a->io.be->name, a->io.dtype, row->error, plan);
 }
 
-static void print_text(const bench_args *a, const backend *be, const encode_row *row) {
+static status print_row(bench_args *a, const encode_row *row) {
     const encode_shape *s = &a->shape;
     char tokens[SHOW_BYTES];
-    show_style style = show_stdout_style();
-    printf("%sBERT encoder%s: %" PRId64 " x %" PRId64 " tokens (%.0f %% real), %" PRId64
-           " layers, width %" PRId64 ", mask %s, %s, %s\n",
-           style.bold, style.plain, s->batch, s->len,
-           100.0 * (double)row->n_tokens / (double)(s->batch * s->len), s->n_layers,
-           s->n_heads * s->head_dim, a->mask_text != NULL ? a->mask_text : "none", be->name,
-           dtype_name(a, be));
-    printf("Checked: off by %.1e of the values.\n", row->error);
-    if (a->plan != NULL && row->is_by_plan)
-        printf("Layers by plan %d.\n", row->plan);
-    else if (a->plan != NULL)
-        printf("No plan is kept for this batch: the built-in layers.\n");
-    printf("\n");
-    printf("%s  %10s %10s %10s %12s %10s%s\n", style.bold, "ms", "fastest", "CPU ms", "tokens/s",
-           "GFLOP/s", style.plain);
-    printf("  %10.3f %10.3f %10.3f %12s %10.1f\n", row->ms, row->ms_fastest, row->cpu_ms,
-           show_count(tokens, (uint64_t)((double)row->n_tokens / row->ms * 1e3)),
-           row->n_flops / row->ms * 1e-6);
+    double tokens_per_s = (double)row->n_tokens / row->ms * 1e3;
+    return BENCH_ROW(
+        &a->io, MEMBER("batch", s->batch), MEMBER("layers", s->n_layers), MEMBER("length", s->len),
+        MEMBER("heads", s->n_heads), MEMBER("head_dim", s->head_dim),
+        MEMBER("mask", a->mask_text != NULL ? a->mask_text : "none"),
+        MEMBER(row->is_by_plan ? "plan" : NULL, row->plan), MEMBER("tokens", row->n_tokens),
+        MEMBER("real_tokens", (double)row->n_tokens / (double)(s->batch * s->len)),
+        COLUMN("ms", "  10.3f", "ms", row->ms),
+        COLUMN("fastest", " 10.3f", "ms_fastest", row->ms_fastest),
+        COLUMN("CPU ms", " 10.3f", "cpu_ms", row->cpu_ms), MEMBER("passes", row->n_passes),
+        COLUMN("tokens/s", " 12", NULL, show_count(tokens, (uint64_t)tokens_per_s)),
+        MEMBER("tokens_per_s", tokens_per_s), MEMBER("gflop", row->n_flops * 1e-9),
+        COLUMN("GFLOP/s", " 10.1f", NULL, row->n_flops / row->ms * 1e-6),
+        MEMBER("check_error", row->error));
 }
 
 static status read_number(const char *text, const char *what, int64_t most, int64_t *out) {
@@ -329,18 +318,18 @@ static status read_shape(bench_args *a) {
     return OK;
 }
 
-static status run(void *ctx, const work *w) {
+static status run(void *ctx) {
     bench_args *a = ctx;
     encode_row row;
-    a->workers = w->workers;
-    TRY(measure_all(w->be, a, &row));
-    if (a->is_json) return print_json(a, w->be, &row);
-    print_text(a, w->be, &row);
-    return OK;
+    TRY(measure_all(a->io.be, a, &row));
+    /* The CPU computes in float32 whatever is asked for, but for weights in int8. */
+    a->io.dtype = encoder_dtypes[a->dtype > ACT_F16 ? a->dtype : (int)a->io.be->act];
+    set_title(a, &row);
+    return print_row(a, &row);
 }
 
 status bench_encode(int argc, char **argv) {
-    bench_args a = {.device = "auto", .seconds = 2};
+    bench_args a = {.io = {.name = "encode", .device = "auto"}, .seconds = 2};
     int n;
     const arg_option options[] = {
         OPT_INT("--avg-len", &a.shape.avg_len, "A", 0, 1 << 16,
@@ -355,9 +344,9 @@ status bench_encode(int argc, char **argv) {
                  "or auto."),
         OPT_TEXT("--cache", &a.cache, "DIR",
                  "Cache of compiled kernels and tuned plans (default ~/.cache/hstu)."),
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
+        OPT_TEXT("--device", &a.io.device, "DEVICE", WORK_DEVICES),
         OPT_DOUBLE("--seconds", &a.seconds, "S", "Seconds to measure, up to 600 (default 2)."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -374,7 +363,7 @@ status bench_encode(int argc, char **argv) {
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.seconds);
     TRY(read_shape(&a));
     if (a.mask_text != NULL) TRY(mask_create(&a.mask, a.mask_text));
-    status st = bench_run(a.device, ACT_F32, false, run, &a);
+    status st = bench_run(&a.io, run, &a);
     mask_destroy(a.mask);
     return st;
 }

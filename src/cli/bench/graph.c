@@ -238,13 +238,14 @@ static status check(problem *p) {
 }
 
 typedef struct bench_args {
-    const char *device;
-    int act, op;
+    bench io;
+    int op;
     int64_t edges;
+    double bytes_per_second; /* of a copy */
 } bench_args;
 
 /* Gathered bytes are those of the rows that edges read; at least each array moves once. */
-static status measure(problem *p, double exponent, double bytes_per_second) {
+static status measure(bench_args *a, problem *p, double exponent) {
     bool dots = (p->kind->has & DOTS) != 0, rows = (p->kind->has & ROWS) != 0;
     double edges = (double)p->g.n_edges, row = (double)p->kind->heads * p->kind->dim;
     TRY(make_arrays(p));
@@ -260,55 +261,57 @@ static status measure(problem *p, double exponent, double bytes_per_second) {
                 least += (double)size_of(p, i) * (double)element(p, i);
         double gathered = edges * row * (double)act_bytes(p->be->act) *
                           (dots + rows + is_both * (2 * dots + rows));
-        printf("%-9s %-7s %9lld %8d %8.2g %8.1e %10.1f %10.1f %10.3g %8.1f %7.1f\n",
-               names[p->kind - kinds], is_both ? "both" : "forward", (long long)p->g.n_edges,
-               p->largest, exponent, p->error, plain * 1e6, s * 1e6, edges / s, gathered / s / 1e9,
-               100 * least / bytes_per_second / s);
-        (void)fflush(stdout);
+        TRY(BENCH_ROW(
+            &a->io, COLUMN("op", "-9", "op", names[p->kind - kinds]),
+            COLUMN("pass", " -7", "pass", is_both ? "both" : "forward"),
+            COLUMN("edges", " 9", "edges", p->g.n_edges),
+            COLUMN("largest", " 8", "largest", p->largest),
+            COLUMN("exponent", " 8.2g", "exponent", exponent),
+            COLUMN("error", " 8.1e", "error", p->error), COLUMN("us", " 10.1f", "us", plain * 1e6),
+            COLUMN("replay us", " 10.1f", "replay_us", s * 1e6),
+            COLUMN("edges/s", " 10.3g", "edges_per_s", edges / s),
+            COLUMN("GB/s", " 8.1f", "gb_per_s", gathered / s / 1e9),
+            COLUMN("% floor", " 7.1f", "percent_of_floor", 100 * least / a->bytes_per_second / s)));
     }
     return OK;
 }
 
 /* One graph and op; recordings of the op before hold its memory, so they are dropped. */
-static status run_one(backend *be, int kind, int64_t edges, bool is_dense,
-                      double bytes_per_second) {
+static status run_one(bench_args *a, int kind, int64_t edges, bool is_dense) {
+    backend *be = a->io.be;
     double exponent = is_dense ? 2.1 : 2.5;
     problem p = {.be = be, .kind = &kinds[kind], .key = rng_make_key(1, RNG_TEST)};
     TRY(be->ops->set_precision(be, be->act, false));
     nn_memory_init(&p.memory, be);
     status st = draw_graph(&p, edges, is_dense ? 100 : 14, exponent);
     if (st == OK) st = graph_init(&p.g, be, p.n, p.n, p.begin, p.columns);
-    if (st == OK) st = measure(&p, exponent, bytes_per_second);
+    if (st == OK) st = measure(a, &p, exponent);
     graph_fini(&p.g, be);
     nn_memory_fini(&p.memory);
     return st;
 }
 
-static status run(void *ctx, const work *w) {
-    const bench_args *a = ctx;
-    double speed;
-    int64_t first = a->edges != 0 ? a->edges : 10000, last = w->be->is_host ? 1000000 : 10000000;
-    TRY(peak_measure_bytes(w->be, &speed));
-    printf("Graphs on %s in %s; a copy moves %.0f GB/s\n\n%-9s %-7s %9s %8s %8s %8s %10s %10s %10s "
-           "%8s %7s\n",
-           bench_device(w->be), work_dtypes[w->be->act], speed / 1e9, "op", "pass", "edges",
-           "largest", "exponent", "error", "us", "replay us", "edges/s", "GB/s", "% floor");
+static status run(void *ctx) {
+    bench_args *a = ctx;
+    int64_t first = a->edges != 0 ? a->edges : 10000, last = a->io.be->is_host ? 1000000 : 10000000;
+    TRY(peak_measure_bytes(a->io.be, &a->bytes_per_second));
+    bench_title(&a->io, "Graphs on %s in %s; a copy moves %.0f GB/s", bench_device(a->io.be),
+                a->io.dtype, a->bytes_per_second / 1e9);
     for (int64_t edges = first; edges <= (a->edges != 0 ? first : last); edges *= 10)
         for (int i = 0; i < 2 * ALL; i++)
-            if (a->op == ALL || a->op == i / 2) TRY(run_one(w->be, i / 2, edges, i % 2, speed));
+            if (a->op == ALL || a->op == i / 2) TRY(run_one(a, i / 2, edges, i % 2));
     return OK;
 }
 
 status bench_graph(int argc, char **argv) {
-    bench_args a = {.device = "auto", .act = ACT_F32, .op = ALL};
+    bench_args a = {.io = {.name = "graph", .device = "auto", .act = ACT_F32}, .op = ALL};
     const arg_option options[] = {
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes,
-                   "float32 (default), bfloat16 or float16."),
+        BENCH_OPTIONS(&a.io, work_dtypes, "float32 (default), bfloat16 or float16."),
         OPT_CHOICE("--op", &a.op, "NAME", names,
                    "attention, silu, gat, spmm, sddmm or all (default)."),
         OPT_INT("--edges", &a.edges, "N", 1000, 100000000,
                 "Edges of each graph (default 10^4 to 10^7 in turn, on a CPU to 10^6)."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -322,5 +325,5 @@ status bench_graph(int argc, char **argv) {
             "gather; % floor is the time to move each array once at the speed of a copy, of the "
             "time taken. A GPU's calls are also recorded and replayed, without the host's time."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return bench_run(a.device, a.act, false, run, &a);
+    return bench_run(&a.io, run, &a);
 }

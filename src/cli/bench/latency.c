@@ -143,66 +143,50 @@ static status measure_growing(const load_args *a, growing_plan p, bool has_cache
     return st;
 }
 
-static void print_growing(const growing_plan *p, const growing_row *r) {
+/* Prints a row and writes it to the report. */
+static void put_growing(bench *table, json_writer *w, const growing_plan *p, const growing_row *r) {
     const growing_report *g = &r->report;
-    printf("%5u  %-12s %9.2f %9.2f %9.2f %9.3f %9.3f %9.0f %9.0f", p->n_users, r->cache,
-           g->total_ms, g->least_ms, g->most_ms, g->round_ms[0], g->round_ms[p->n_requests - 1],
-           g->tokens_reused, g->tokens_computed);
-    if (!isnan(r->roofline)) printf(" %9.2f %7.1f", r->roofline, 100 * r->roofline / g->total_ms);
-    printf("\n");
-    if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
-    (void)fflush(stdout);
-}
-
-static void write_growing(json_writer *w, const growing_plan *p, const growing_row *r) {
     json_object_open(w);
-    JSON_FIELDS(w, FIELD("cache", r->cache), FIELD("total_ms", r->report.total_ms),
-                FIELD("minimum_ms", r->report.least_ms), FIELD("maximum_ms", r->report.most_ms));
+    bench_put(
+        table, w,
+        CELLS(COLUMN("users", "5", NULL, p->n_users), COLUMN("cache", "  -12", "cache", r->cache),
+              COLUMN("total", " 9.2f", "total_ms", g->total_ms),
+              COLUMN("least", " 9.2f", "minimum_ms", g->least_ms),
+              COLUMN("most", " 9.2f", "maximum_ms", g->most_ms),
+              COLUMN("first", " 9.3f", NULL, g->round_ms[0]),
+              COLUMN("last", " 9.3f", NULL, g->round_ms[p->n_requests - 1]),
+              COLUMN("reused", " 9.0f", "tokens_reused", g->tokens_reused),
+              COLUMN("computed", " 9.0f", "tokens_computed", g->tokens_computed),
+              COLUMN("peak*", " 9.2f", "roofline_ms", r->roofline),
+              COLUMN("% of it", " 7.1f", "percent_of_roofline", 100 * r->roofline / g->total_ms)));
+    if (r->note[0] != '\0') printf("       nothing is reused: %s\n", r->note);
     json_key_array(w, "round_ms");
     for (uint32_t i = 0; i < p->n_requests; i++)
-        json_double(w, r->report.round_ms[i]);
+        json_double(w, g->round_ms[i]);
     json_array_close(w);
-    JSON_FIELDS(w, FIELD("tokens_reused", r->report.tokens_reused),
-                FIELD("tokens_computed", r->report.tokens_computed));
-    if (!isnan(r->roofline)) {
-        json_key_double(w, "roofline_ms", r->roofline);
-        json_key_double(w, "percent_of_roofline", 100 * r->roofline / r->report.total_ms);
-    }
     json_object_close(w);
-}
-
-static status save_growing(const load_args *a, const growing_plan *p, const growing_row *rows,
-                           int n) {
-    if (a->report == NULL) return OK;
-    json_writer *w = load_json_open("growing", a);
-    json_key_int(w, "users", p->n_users);
-    json_key_int(w, "requests", p->n_requests);
-    json_key_array(w, "rows");
-    for (int i = 0; i < n; i++)
-        write_growing(w, p, &rows[i]);
-    json_array_close(w);
-    return load_json_save(a->report);
 }
 
 /* `bench latency --growing`: its table, and the report.  n_events 0: the longest history that the
  * model reads. */
 static status show_growing(const load_args *a, const growing_plan *p) {
-    growing_row rows[2];
-    int n = a->server != NULL ? 1 : 2; /* a server has the cache that it has */
-    printf("%s: %u users at the same time, %u requests each, histories growing evenly; "
-           "milliseconds of all of them, median of %u\n",
-           load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
-    printf("%5s  %-12s %9s %9s %9s %9s %9s %9s %9s", "users", "cache", "total", "least", "most",
-           "first", "last", "reused", "computed");
-    if (a->server == NULL) printf(" %9s %7s", "peak*", "% of it");
-    printf("\n");
-    for (int i = 0; i < n; i++) {
-        TRY(measure_growing(a, *p, i == 0, &rows[i]));
-        print_growing(p, &rows[i]);
+    bench table = {0};
+    growing_row row;
+    json_writer *w = load_json_open("growing", a);
+    JSON_FIELDS(w, FIELD("users", p->n_users), FIELD("requests", p->n_requests));
+    json_key_array(w, "rows");
+    bench_title(&table,
+                "%s: %u users at the same time, %u requests each, histories growing evenly; "
+                "milliseconds of all of them, median of %u",
+                load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
+    for (int i = 0; i < (a->server != NULL ? 1 : 2); i++) { /* a server has the cache that it has */
+        TRY(measure_growing(a, *p, i == 0, &row));
+        put_growing(&table, w, p, &row);
     }
     if (a->server == NULL)
         printf("* roofline: milliseconds of this work at the device's measured peaks.\n");
-    return save_growing(a, p, rows, n);
+    json_array_close(w);
+    return load_json_save(a->report);
 }
 
 enum { MAX_ROWS = 64, MAX_EVENTS = 65536, GROWING_REPEATS = 5 };
@@ -282,42 +266,26 @@ static const char *state_of(const load_rig *rig, const latency_row *r) {
     return r->state == STATE_CACHED ? load_cache_name(rig) : state_names[r->state];
 }
 
-static void print_row(const load_rig *rig, const latency_row *r) {
+/* Prints a row and writes it to the report. */
+static void put_row(bench *table, json_writer *w, const load_rig *rig, const latency_row *r) {
     const load_times *t = &r->report.latency;
     double n = r->report.n > 0 ? (double)r->report.n : 1;
-    printf("%7u %6u  %-12s %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.3f %8.0f "
-           "%8.0f",
-           r->n_events, r->is_cached ? r->n_new : r->n_events, state_of(rig, r), t->p50, t->p90,
-           t->p95, t->p99, t->p999, t->min, t->max, t->mean, (double)r->report.tokens_reused / n,
-           (double)r->report.tokens_computed / n);
-    if (!isnan(r->roofline_ms))
-        printf(" %8.4f %7.1f", r->roofline_ms, 100 * r->roofline_ms / t->p50);
-    printf("\n");
-}
-
-static void write_row(json_writer *w, const load_rig *rig, const latency_row *r) {
     json_object_open(w);
-    JSON_FIELDS(w, FIELD("history", r->n_events),
-                FIELD("new", r->is_cached ? r->n_new : r->n_events),
-                FIELD("cache", state_of(rig, r)));
+    bench_put(
+        table, w,
+        CELLS(COLUMN("history", "7", "history", r->n_events),
+              COLUMN("new", " 6", "new", r->is_cached ? r->n_new : r->n_events),
+              COLUMN("cache", "  -12", "cache", state_of(rig, r)),
+              COLUMN("p50", " 8.3f", NULL, t->p50), COLUMN("p90", " 8.3f", NULL, t->p90),
+              COLUMN("p95", " 8.3f", NULL, t->p95), COLUMN("p99", " 8.3f", NULL, t->p99),
+              COLUMN("p99.9", " 8.3f", NULL, t->p999), COLUMN("min", " 8.3f", NULL, t->min),
+              COLUMN("max", " 8.3f", NULL, t->max), COLUMN("mean", " 8.3f", NULL, t->mean),
+              COLUMN("reused", " 8.0f", NULL, (double)r->report.tokens_reused / n),
+              COLUMN("computed", " 8.0f", NULL, (double)r->report.tokens_computed / n),
+              COLUMN("peak*", " 8.4f", "roofline_ms", r->roofline_ms),
+              COLUMN("% of it", " 7.1f", "percent_of_roofline", 100 * r->roofline_ms / t->p50)));
     load_report_write(w, &r->report);
-    if (!isnan(r->roofline_ms)) {
-        json_key_double(w, "roofline_ms", r->roofline_ms);
-        json_key_double(w, "percent_of_roofline", 100 * r->roofline_ms / r->report.latency.p50);
-    }
     json_object_close(w);
-}
-
-static status save(const latency_args *a, const load_rig *rig, const latency_row *rows, int n) {
-    if (a->load.report == NULL) return OK;
-    json_writer *w = load_json_open("latency", &a->load);
-    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
-                FIELD("concurrency", a->concurrency));
-    json_key_array(w, "rows");
-    for (int i = 0; i < n; i++)
-        write_row(w, rig, &rows[i]);
-    json_array_close(w);
-    return load_json_save(a->load.report);
 }
 
 /* "cold,host" */
@@ -370,20 +338,22 @@ static status list_rows(const latency_args *a, const load_rig *rig, latency_row 
 
 static status measure_all(const latency_args *a, const load_rig *rig) {
     latency_row rows[MAX_ROWS];
+    bench table = {0};
     int n;
     TRY(list_rows(a, rig, rows, &n));
     serve_roofline f = serve_roofline_measure(rig->e);
-    printf("%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens "
-           "are of a request\n",
-           load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
-           (long long)a->concurrency, (long long)a->n);
-    printf("%7s %6s  %-12s %8s %8s %8s %8s %8s %8s %8s %8s %8s %8s", "history", "new", "cache",
-           "p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "reused", "computed");
-    if (f.byte_s > 0) printf(" %8s %7s", "peak*", "% of it");
-    printf("\n");
+    json_writer *w = load_json_open("latency", &a->load);
+    JSON_FIELDS(w, FIELD("task", rig->info.task), FIELD("device", rig->info.device),
+                FIELD("concurrency", a->concurrency));
+    json_key_array(w, "rows");
+    bench_title(
+        &table,
+        "%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens are of a request",
+        load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
+        (long long)a->concurrency, (long long)a->n);
     for (int i = 0; i < n; i++) {
         TRY(measure(a, rig, &f, &rows[i]));
-        print_row(rig, &rows[i]);
+        put_row(&table, w, rig, &rows[i]);
     }
     if (f.byte_s > 0)
         printf(
@@ -391,7 +361,8 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
             "attention at %.3g TFLOP/s,\n  or weights, pages and catalogue at %.3g GB/s; %% of it: "
             "roofline / p50, above 100 where caches hold them.\n",
             f.flop_s / 1e12, f.byte_s / 1e9);
-    return save(a, rig, rows, n);
+    json_array_close(w);
+    return load_json_save(a->load.report);
 }
 
 /* --history: how far they grow. */

@@ -8,7 +8,7 @@
 #include "cli/bench/load.h"
 #include "nn/layer.h"
 
-enum { PAGE = 64, SETS = 2, POOL = 1 << 20, MAX_LAYERS = 64 };
+enum { PAGE = 64, SETS = 2, MAX_LAYERS = 64 };
 
 /* The peaks of an H200 that rows are compared with: products and attention in 16 bits, FLOP/s. */
 static const double H200_PRODUCTS = 780e12, H200_ATTENTION = 646e12;
@@ -19,9 +19,10 @@ static const int32_t rows[][3] = {{1, 4096, 4096}, {1, 4096, 1024}, {1, 4096, 12
                                   {8, 1024, 128},  {8, 128, 128}};
 
 /* One way through the layers: the whole history, or what is new with the rest in pages. */
+enum { OFFSETS, OFFSETS_ALL, SLOT, TABLE, N_TARGETS, ROWS, N_STAGED };
 typedef struct walk {
     int32_t n_tokens, len; /* of all users, of one */
-    staged_i32 offsets, offsets_all, slot, table, n_targets;
+    staged_i32 staged[N_STAGED];
     sequences s;
     void *in; /* (T, E) */
 } walk;
@@ -38,8 +39,9 @@ typedef struct problem {
     char *pages;     /* [layer][page][K | V][token][head][dim] */
     int32_t n_pages, user_pages;
     walk whole[SETS], cached[SETS];
-    char *pool;   /* (POOL) random activations, on the host */
-    float *exact; /* or NULL: the rows of set 0 in float32, on the host */
+    bench_pool inputs;
+    int32_t *rows[SETS]; /* (batch, length + n_candidates): of inputs */
+    float *exact;        /* or NULL: the rows of set 0 in float32, on the host */
 } problem;
 
 static int32_t width_of(const problem *p) {
@@ -50,22 +52,14 @@ static bool has_cache(const problem *p) {
     return p->row->n_new < p->row->length;
 }
 
-/* Multiples of 1/128 in [-1, 1): the same numbers in every type. */
-static status fill_pool(problem *p) {
-    size_t size = act_bytes(p->be->act);
-    rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_SYNTH);
-    TRY(nn_new_host(&p->memory, (void **)&p->pool, POOL, size));
-    for (uint64_t i = 0; i < POOL; i++)
-        bench_put_act(p->be->act, p->pool + i * size,
-                      (float)(rng_draw64(key, i, 0).word[0] >> 24) / 128 - 1);
+/* The same numbers in every type. */
+static status draw_inputs(problem *p) {
+    int64_t n = (int64_t)p->row->batch * (p->row->length + p->shape->n_candidates);
+    rng_key key = rng_make_key((uint64_t)p->shape->seed, RNG_TEST);
+    TRY(bench_pool_init(&p->inputs, &p->memory, key));
+    for (int set = 0; set < SETS; set++)
+        TRY(bench_pool_draw(&p->inputs, 1 + (uint64_t)set, n, width_of(p), &p->rows[set]));
     return OK;
-}
-
-/* Input row `token` of a user: somewhere in the pool. */
-static const char *input_row(const problem *p, int set, int32_t user, int32_t token) {
-    uint64_t at = (uint64_t)token * 4099 + (uint64_t)(user * SETS + set) * 77773;
-    uint64_t room = POOL - (uint64_t)width_of(p);
-    return p->pool + at % room * act_bytes(p->be->act);
 }
 
 /* Parameters that start as zeros: a product that forgets its bias would not show. */
@@ -124,66 +118,45 @@ static status make_pages(problem *p) {
     return nn_new(&p->memory, (void **)&p->pages, n, act_bytes(p->be->act));
 }
 
-static status stage_walk(problem *p, walk *w) {
-    int32_t n = p->row->batch;
-    TRY(STAGED_NEW(&p->memory, &w->offsets, n + 1));
-    TRY(STAGED_NEW(&p->memory, &w->offsets_all, n + 1));
-    TRY(STAGED_NEW(&p->memory, &w->slot, w->n_tokens));
-    TRY(STAGED_NEW(&p->memory, &w->table, n * p->user_pages));
-    TRY(STAGED_NEW(&p->memory, &w->n_targets, n));
-    return nn_new_act(&p->memory, &w->in, w->n_tokens, width_of(p));
-}
-
-static status send_walk(problem *p, const walk *w) {
-    int32_t n = p->row->batch;
-    TRY(STAGED_SEND(p->be, &w->offsets, n + 1));
-    TRY(STAGED_SEND(p->be, &w->offsets_all, n + 1));
-    TRY(STAGED_SEND(p->be, &w->slot, w->n_tokens));
-    TRY(STAGED_SEND(p->be, &w->table, n * p->user_pages));
-    return STAGED_SEND(p->be, &w->n_targets, n);
-}
-
 /* The last n_new tokens of every history, then the candidates, which are not kept. */
 static status make_walk(problem *p, walk *w, int set, int32_t n_new, bool has_pages) {
     const layers_row *r = p->row;
-    int32_t n_candidates = p->shape->n_candidates, all = r->length + n_candidates;
-    size_t row_bytes = (size_t)width_of(p) * act_bytes(p->be->act);
-    *w = (walk){.len = n_new + n_candidates, .n_tokens = r->batch * (n_new + n_candidates)};
-    TRY(stage_walk(p, w));
-    char *in;
-    TRY(mem_alloc((void **)&in, (size_t)w->n_tokens, row_bytes));
-    for (int32_t b = 0; b < r->batch; b++) {
-        w->offsets.host[b + 1] = (b + 1) * w->len;
-        w->offsets_all.host[b + 1] = (b + 1) * all;
-        w->n_targets.host[b] = n_candidates;
+    int32_t n_candidates = p->shape->n_candidates, all = r->length + n_candidates, n = r->batch;
+    *w = (walk){.len = n_new + n_candidates, .n_tokens = n * (n_new + n_candidates)};
+    const int32_t sizes[N_STAGED] = {n + 1, n + 1, w->n_tokens, n * p->user_pages, n, w->n_tokens};
+    for (int i = 0; i < N_STAGED; i++)
+        TRY(STAGED_NEW(&p->memory, &w->staged[i], sizes[i]));
+    for (int32_t b = 0; b < n; b++) {
+        w->staged[OFFSETS].host[b + 1] = (b + 1) * w->len;
+        w->staged[OFFSETS_ALL].host[b + 1] = (b + 1) * all;
+        w->staged[N_TARGETS].host[b] = n_candidates;
         for (int32_t i = 0; i < p->user_pages; i++)
-            w->table.host[b * p->user_pages + i] = page_of(p, set, b, i);
+            w->staged[TABLE].host[b * p->user_pages + i] = page_of(p, set, b, i);
         for (int32_t i = 0; i < w->len; i++) {
             int32_t token = all - w->len + i, at = b * w->len + i;
-            w->slot.host[at] =
+            w->staged[SLOT].host[at] =
                 token < r->length ? page_of(p, set, b, token / PAGE) * PAGE + token % PAGE : -1;
-            memcpy(in + (size_t)at * row_bytes, input_row(p, set, b, token), row_bytes);
+            w->staged[ROWS].host[at] = p->rows[set][(int64_t)b * all + token];
         }
     }
-    status st = p->be->ops->copy_in(p->be, w->in, in, (size_t)w->n_tokens * row_bytes);
-    mem_free(in);
-    TRY(st);
-    w->s = (sequences){.n_sequences = r->batch,
+    for (int i = 0; i < N_STAGED; i++)
+        TRY(STAGED_SEND(p->be, &w->staged[i], sizes[i]));
+    w->s = (sequences){.n_sequences = n,
                        .n_tokens = w->n_tokens,
                        .max_len = w->len,
                        .len_bound = all,
-                       .offsets = w->offsets.device,
-                       .n_targets = w->n_targets.device};
+                       .offsets = w->staged[OFFSETS].device,
+                       .n_targets = w->staged[N_TARGETS].device};
     if (has_pages)
-        w->s.kv = (kv_batch){.table = w->table.device,
-                             .offsets = w->offsets_all.device,
-                             .slot = w->slot.device,
+        w->s.kv = (kv_batch){.table = w->staged[TABLE].device,
+                             .offsets = w->staged[OFFSETS_ALL].device,
+                             .slot = w->staged[SLOT].device,
                              .page_len = PAGE,
                              .max_pages = p->user_pages,
                              .n_pages = p->n_pages,
                              .max_len = all,
                              .stride = page_size(p)};
-    return send_walk(p, w);
+    return bench_pool_rows(&p->inputs, w->staged[ROWS].device, w->n_tokens, width_of(p), 1, &w->in);
 }
 
 /* All layers; *out: the last hidden state. */
@@ -265,7 +238,7 @@ static status make_room(problem *p) {
     const layers_row *r = p->row;
     int64_t n_tokens = (int64_t)r->batch * (r->length + p->shape->n_candidates);
     nn_room room = {.memory = &p->memory, .max_tokens = n_tokens, .max_users = r->batch};
-    TRY(fill_pool(p));
+    TRY(draw_inputs(p));
     TRY(make_layers(p));
     TRY(make_pages(p));
     TRY(p->layers[0].kind->alloc(&p->acts, &p->layers[0], NULL, &room));
@@ -356,76 +329,51 @@ enum { FP8 = 3 };
 static const char *const dtypes[] = {"float32", "bfloat16", "float16", "fp8", NULL};
 
 typedef struct bench_args {
-    const char *device;
-    int act;
+    bench io;
     layers_shape shape;
     layers_row row; /* the one to measure: its batch, length and n_new; 0: any */
-    bool is_json;
-    backend *be;
 } bench_args;
 
 static double best_of(const layers_row *r) {
     return isnan(r->replay) ? r->plain : r->replay;
 }
 
-/* How much of the speed that is possible. */
-static double percent_of_floor(const layers_row *r) {
-    return 100 * r->floor / (best_of(r) * 1e3);
+static status print_row(bench_args *a, const layers_row *r) {
+    bool is_fp8 = a->shape.is_fp8;
+    return BENCH_ROW(
+        &a->io, COLUMN("batch", "5", "batch", r->batch),
+        COLUMN("length", " 6", "length", r->length), COLUMN("new", " 5", "new", r->n_new),
+        MEMBER("candidates", a->shape.n_candidates), COLUMN("ms", " 8.4f", "ms", r->plain * 1e3),
+        COLUMN("replay", " 8.4f", "replay_ms", r->replay * 1e3),
+        COLUMN("TFLOP/s", " 8.1f", "tflops", r->flops / best_of(r) / 1e12),
+        COLUMN("error", " 8.1e", "error", r->error),
+        COLUMN("float32", " 8.1e", "error_float32", r->error_exact), MEMBER("floor_ms", r->floor),
+        /* how much of the speed that is possible */
+        COLUMN("% H200", " 8.0f", "percent_of_floor", 100 * r->floor / (best_of(r) * 1e3)),
+        COLUMN(is_fp8 ? "bf16" : NULL, " 8.4f", "bf16_ms", r->bf16 * 1e3),
+        COLUMN(is_fp8 ? "speedup" : NULL, " 8.2f", NULL, r->bf16 / best_of(r)));
 }
 
-static status print_json(const bench_args *a, const layers_row *r) {
-    json_writer *w = bench_json_open("layers", a->be);
-    JSON_FIELDS(w, FIELD("batch", r->batch), FIELD("length", r->length), FIELD("new", r->n_new),
-                FIELD("candidates", a->shape.n_candidates), FIELD("error", r->error),
-                KNOWN("error_float32", r->error_exact), FIELD("ms", r->plain * 1e3),
-                KNOWN("replay_ms", r->replay * 1e3), KNOWN("bf16_ms", r->bf16 * 1e3),
-                FIELD("tflops", r->flops / best_of(r) / 1e12), FIELD("floor_ms", r->floor),
-                FIELD("percent_of_floor", percent_of_floor(r)));
-    return json_line_print();
-}
-
-static void print_text(const layers_row *r) {
-    printf("%5d %6d %5d %8.4f", r->batch, r->length, r->n_new, r->plain * 1e3);
-    bench_print_cell(r->replay * 1e3, " %8.4f");
-    printf(" %8.1f %8.1e", r->flops / best_of(r) / 1e12, r->error);
-    bench_print_cell(r->error_exact, " %8.1e");
-    printf(" %8.0f", percent_of_floor(r));
-    if (!isnan(r->bf16)) printf(" %8.4f %8.2f", r->bf16 * 1e3, r->bf16 / best_of(r));
-    printf("\n");
-    (void)fflush(stdout);
-}
-
-static void print_head(const bench_args *a) {
-    show_style style = show_stdout_style();
-    printf("%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s\n\n",
-           a->shape.n_layers, a->shape.n_heads, a->shape.head_dim, a->shape.n_candidates,
-           bench_device(a->be), dtypes[a->act]);
-    printf("%s%5s %6s %5s %8s %8s %8s %8s %8s %8s%s%s\n", style.bold, "batch", "length", "new",
-           "ms", "replay", "TFLOP/s", "error", "float32", "% H200",
-           a->shape.is_fp8 ? "     bf16  speedup" : "", style.plain);
-}
-
-static status measure(const bench_args *a, layers_row *row) {
+static status measure(bench_args *a, layers_row *row) {
     layers_shape plain = a->shape;
     layers_row bf16 = *row;
     plain.is_fp8 = false;
-    if (a->shape.is_fp8) TRY(layers_measure(a->be, &plain, &bf16));
-    TRY(layers_measure(a->be, &a->shape, row));
+    if (a->shape.is_fp8) TRY(layers_measure(a->io.be, &plain, &bf16));
+    TRY(layers_measure(a->io.be, &a->shape, row));
     if (a->shape.is_fp8) row->bf16 = best_of(&bf16);
-    if (a->is_json) return print_json(a, row);
-    print_text(row);
-    return OK;
+    return print_row(a, row);
 }
 
-static status run(void *ctx, const work *w) {
+static status run(void *ctx) {
     bench_args *a = ctx;
     layers_row *only = &a->row;
     bool is_known = false;
-    a->be = w->be;
-    if (a->shape.is_fp8 && a->be->is_host)
+    if (a->shape.is_fp8 && a->io.be->is_host)
         return fail(ERR_UNSUPPORTED, "--dtype fp8: the CPU only imitates these products, which "
                                      "takes longer; use a GPU of SM 9.0");
-    if (!a->is_json) print_head(a);
+    bench_title(&a->io, "%d HSTU layers, %d heads x %d, %d candidates a user, on %s in %s",
+                a->shape.n_layers, a->shape.n_heads, a->shape.head_dim, a->shape.n_candidates,
+                bench_device(a->io.be), a->shape.is_fp8 ? dtypes[FP8] : a->io.dtype);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         layers_row row = {.batch = rows[i][0], .length = rows[i][1], .n_new = rows[i][2]};
         if ((only->batch > 0 && only->batch != row.batch) ||
@@ -443,14 +391,13 @@ static status run(void *ctx, const work *w) {
 
 status bench_layers(int argc, char **argv) {
     bench_args a = {
-        .device = "auto",
-        .act = ACT_BF16,
+        .io = {.name = "layers", .device = "auto", .act = ACT_BF16},
         .shape = {.n_layers = 8, .n_heads = 4, .head_dim = 256, .n_candidates = 256, .seed = 1}};
     const arg_option options[] = {
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_CHOICE("--dtype", &a.act, "TYPE", dtypes,
-                   "bfloat16 (default), float16 or float32, in which the CPU always computes; or "
-                   "fp8: bfloat16 and large products in 8 bits, measured after bfloat16."),
+        BENCH_OPTIONS(
+            &a.io, dtypes,
+            "bfloat16 (default), float16 or float32, in which the CPU always computes; or "
+            "fp8: bfloat16 and large products in 8 bits, measured after bfloat16."),
         OPT_INT("--batch", &a.row.batch, "B", 1, 4096, "Users per batch."),
         OPT_INT("--length", &a.row.length, "L", 1, 1 << 17, "Tokens per history."),
         OPT_INT("--new", &a.row.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
@@ -461,7 +408,7 @@ status bench_layers(int argc, char **argv) {
         OPT_INT("--dim", &a.shape.head_dim, "D", 1, 256, "Head dimension (default 256)."),
         OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX,
                 "Seed of weights and inputs (default 1)."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -477,6 +424,7 @@ status bench_layers(int argc, char **argv) {
             "646 TFLOP/s in 16 bits). "
             "bf16, speedup: of fp8, the time of bfloat16 in ms and its ratio."};
     ARGS_PARSE(&spec, NULL, NULL);
-    a.shape.is_fp8 = a.act == FP8;
-    return bench_run(a.device, a.shape.is_fp8 ? (int)ACT_BF16 : a.act, false, run, &a);
+    a.shape.is_fp8 = a.io.act == FP8;
+    if (a.shape.is_fp8) a.io.act = ACT_BF16;
+    return bench_run(&a.io, run, &a);
 }

@@ -36,9 +36,8 @@ typedef enum { MASK_CHOSEN, MASK_BLOCK_WISE, MASK_ROW_WISE, MASK_ANY_CARD } mask
 static const char *const kernel_names[] = {"chosen", "block-wise", "row-wise", "any-card", NULL};
 
 typedef struct bench_args {
-    const char *device;
-    int act, kernel;
-    bool is_json, is_deterministic;
+    bench io;
+    int kernel;
     /* What to measure; 0 and NULL stand for all rows of the table. */
     const char *mask; /* the text of a mask; or a part of one of the table's */
     int64_t n_sequences, length, n_heads, dim;
@@ -46,11 +45,9 @@ typedef struct bench_args {
     bool is_silu;  /* weights are silu / length, as HSTU's, instead of the softmax */
     bool is_curve; /* instead of the table, at 16 sequences of 4096 unless told: sliding windows of
                       densities from .01 to 1, and pairs scattered at random from .0005 on */
-    backend *be;
     double log_ratio; /* sums over the rows that have a peer */
     int n_ratios;
     int n_left_out; /* rows that would take a CPU minutes */
-    bool has_head;  /* printed */
 } bench_args;
 
 typedef struct mask_row {
@@ -77,36 +74,6 @@ typedef struct problem {
     float *input[N_INPUTS]; /* (length, D): head 0 of sequence 0, as the op sees it */
     nn_memory memory;       /* of all arrays */
 } problem;
-
-/* Number i of an input: uniform in [-1, 1), exact in every activation type.  Four numbers in turn
- * share a draw, which the caller keeps. */
-static float draw(rng_key key, int64_t i, uint64_t what, rng_block *four) {
-    if (i % 4 == 0) *four = rng_draw64(key, (uint64_t)i / 4, what);
-    return (float)((int32_t)(four->word[i % 4] >> 24) - 128) / 128;
-}
-
-/* Draws one input and copies it to every copy. */
-static status send_input(problem *p, const mask_row *r, rng_key key, int which, void **out) {
-    int64_t width = (int64_t)r->n_heads * r->dim, n = width * r->n_sequences * r->length;
-    size_t size = act_bytes(p->be->act);
-    char *host;
-    rng_block four = {{0}};
-    TRY(NN_NEW_HOST(&p->memory, &p->input[which], (int64_t)r->length * r->dim));
-    TRY(mem_alloc_raw((void **)&host, (size_t)n, size));
-    for (int64_t i = 0; i < n; i++) {
-        float x = draw(key, i, (uint64_t)which, &four);
-        if (i < width * r->length && i % width < r->dim)
-            p->input[which][i / width * r->dim + i % width] = x;
-        bench_put_act(p->be->act, host + (size_t)i * size, x);
-    }
-    status st = OK;
-    for (int c = 0; c < p->n_copies && st == OK; c++) {
-        st = nn_new(&p->memory, &out[c], n, size);
-        if (st == OK) st = p->be->ops->copy_in(p->be, out[c], host, (size_t)n * size);
-    }
-    mem_free(host);
-    return st;
-}
 
 static status send_offsets(problem *p, const mask_row *r, int32_t **out) {
     int32_t n = r->n_sequences, *offsets, *lengths;
@@ -138,16 +105,20 @@ static bool is_by_rows(const backend *be, const softmax_attn_args *a, int pass) 
 }
 
 static status open_problem(problem *p, const bench_args *b, const mask_row *r) {
-    rng_key key = rng_make_key((uint64_t)b->seed, RNG_TEST);
+    bench_pool numbers;
     int64_t n_rows = (int64_t)r->n_sequences * r->length, width = (int64_t)r->n_heads * r->dim;
     size_t bytes = (size_t)(n_rows * width) * act_bytes(p->be->act);
     int64_t copies = p->be->n_ahead > 0 ? CACHE_BYTES / (int64_t)(4 * bytes) + 2 : 1;
-    void *there[N_INPUTS][MAX_COPIES];
-    int32_t *offsets;
+    int32_t *offsets, *rows, *index[N_INPUTS];
     p->n_copies = (int)(copies < MAX_COPIES ? copies : MAX_COPIES);
     TRY(send_offsets(p, r, &offsets));
-    for (int i = 0; i < N_INPUTS; i++)
-        TRY(send_input(p, r, key, i, there[i]));
+    TRY(bench_pool_init(&numbers, &p->memory, rng_make_key((uint64_t)b->seed, RNG_TEST)));
+    for (int i = 0; i < N_INPUTS; i++) {
+        TRY(bench_pool_draw(&numbers, 1 + (uint64_t)i, n_rows, width, &rows));
+        TRY(bench_send(&p->memory, rows, n_rows, sizeof *rows, &index[i]));
+        TRY(NN_NEW_HOST(&p->memory, &p->input[i], (int64_t)r->length * r->dim));
+        bench_pool_copy(&numbers, rows, r->length, width, 0, r->dim, p->input[i]);
+    }
     for (int c = 0; c < p->n_copies; c++) {
         softmax_attn_args *a = &p->copy[c];
         *a = (softmax_attn_args){.n_sequences = r->n_sequences,
@@ -160,10 +131,10 @@ static status open_problem(problem *p, const bench_args *b, const mask_row *r) {
                                  .alpha = 1 / sqrtf((float)r->dim),
                                  .silu_scale = r->is_silu ? 1 / (float)r->length : 0};
         choose_kernel(a, b->kernel);
-        a->q = there[Q][c];
-        a->k = there[K][c];
-        a->v = there[V][c];
-        a->dout = there[DOUT][c];
+        TRY(bench_pool_rows(&numbers, index[Q], n_rows, width, 1, &a->q));
+        TRY(bench_pool_rows(&numbers, index[K], n_rows, width, 1, &a->k));
+        TRY(bench_pool_rows(&numbers, index[V], n_rows, width, 1, &a->v));
+        TRY(bench_pool_rows(&numbers, index[DOUT], n_rows, width, 1, &a->dout));
         a->stride_q = a->stride_k = a->stride_v = a->stride_out = width;
         TRY(nn_new_act(&p->memory, &a->out, n_rows, width));
         TRY(nn_new_act(&p->memory, &a->dq, n_rows, width));
@@ -299,62 +270,34 @@ static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
     return a->kernel == MASK_ANY_CARD ? "block-wise, any card" : "block-wise";
 }
 
-static status print_json(const bench_args *a, const mask_row *r) {
-    static const char *const keys[N_PASSES][N_TIMINGS] = {{"fwd_ms", "fwd_replay_ms"},
-                                                          {"bwd_ms", "bwd_replay_ms"}};
-    json_writer *w = bench_json_open("masks", a->be);
-    json_key_string(w, "mask", r->mask);
-    if (r->is_silu) json_key_bool(w, "silu", true);
-    JSON_FIELDS(w, FIELD("kernel", kernel_of(a, r, PASS_FORWARD)),
-                FIELD("backward_kernel", kernel_of(a, r, PASS_BACKWARD)),
-                FIELD("pairs_a_tile", r->tile_pairs));
-    if (a->is_deterministic) json_key_bool(w, "deterministic", true);
-    JSON_FIELDS(w, FIELD("sequences", r->n_sequences), FIELD("length", r->length),
-                FIELD("heads", r->n_heads), FIELD("dim", r->dim), FIELD("density", r->density),
-                FIELD("full_tiles", r->n_full), FIELD("partial_tiles", r->n_partial),
-                FIELD("error", r->error));
-    for (int pass = 0; pass < N_PASSES; pass++)
-        for (int how = 0; how < N_TIMINGS; how++)
-            if (!isnan(r->seconds[pass][how]))
-                json_key_double(w, keys[pass][how], r->seconds[pass][how] * 1e3);
-    JSON_FIELDS(w, FIELD("fwd_tflops", r->flops / best_of(r->seconds[PASS_FORWARD]) / 1e12),
-                FIELD("bwd_tflops", 2.5 * r->flops / best_of(r->seconds[PASS_BACKWARD]) / 1e12),
-                FIELD("fwd_gb_per_s", r->bytes / best_of(r->seconds[PASS_FORWARD]) / 1e9),
-                KNOWN("peer_fwd_replay_ms", r->peer));
-    return json_line_print();
-}
-
-/* Before the first row: a wrong mask gets no table. */
-static void print_head(bench_args *a) {
-    show_style style = show_stdout_style();
-    if (a->has_head) return;
-    a->has_head = true;
-    printf("%s attention under masks on %s in %s; kernels: %s%s\n\n",
-           a->is_silu ? "SiLU" : "Softmax", bench_device(a->be), work_dtypes[a->be->act],
-           kernel_names[a->kernel], a->is_deterministic ? ", deterministic" : "");
-    printf("%s%-31s %3s %5s %7s %6s %6s %9s %9s %9s %9s %8s %7s %8s %10s %6s%s\n", style.bold,
-           "mask", "B", "n", "density", "full", "part", "fwd ms", "replay", "bwd ms", "replay",
-           "TFLOP/s", "GB/s", "error", "by", "x peer", style.plain);
-}
-
-static void print_text(bench_args *a, const mask_row *r) {
-    double forward = best_of(r->seconds[PASS_FORWARD]);
-    print_head(a);
-    printf("%-31s %3d %5d %7.4f %6.3f %6.3f", r->mask, r->n_sequences, r->length, r->density,
-           r->n_full, r->n_partial);
-    for (int pass = 0; pass < N_PASSES; pass++)
-        for (int how = 0; how < N_TIMINGS; how++)
-            bench_print_cell(r->seconds[pass][how] * 1e3, " %9.4f");
-    printf(" %8.3g %7.0f %8.1e %10s", r->flops / forward / 1e12, r->bytes / forward / 1e9, r->error,
-           r->by_rows[PASS_BACKWARD]  ? "rows"
-           : r->by_rows[PASS_FORWARD] ? "rows/tiles"
-                                      : "tiles");
-    double ratio = r->peer / 1e3 / forward;
-    bench_print_cell(ratio, " %6.2f");
-    printf("\n");
+static status print_row(bench_args *a, const mask_row *r) {
+    const double *fwd = r->seconds[PASS_FORWARD], *bwd = r->seconds[PASS_BACKWARD];
+    double ratio = r->peer / 1e3 / best_of(fwd);
     a->log_ratio += isnan(ratio) ? 0 : log(ratio);
     a->n_ratios += !isnan(ratio);
-    (void)fflush(stdout);
+    return BENCH_ROW(&a->io, COLUMN("mask", "-31", "mask", r->mask), MEMBER("silu", r->is_silu),
+                     MEMBER("kernel", kernel_of(a, r, PASS_FORWARD)),
+                     MEMBER("backward_kernel", kernel_of(a, r, PASS_BACKWARD)),
+                     MEMBER("pairs_a_tile", r->tile_pairs),
+                     MEMBER("deterministic", a->io.is_deterministic),
+                     COLUMN("B", " 3", "sequences", r->n_sequences),
+                     COLUMN("n", " 5", "length", r->length), MEMBER("heads", r->n_heads),
+                     MEMBER("dim", r->dim), COLUMN("density", " 7.4f", "density", r->density),
+                     COLUMN("full", " 6.3f", "full_tiles", r->n_full),
+                     COLUMN("part", " 6.3f", "partial_tiles", r->n_partial),
+                     COLUMN("fwd ms", " 9.4f", "fwd_ms", fwd[TIMED_PLAIN] * 1e3),
+                     COLUMN("replay", " 9.4f", "fwd_replay_ms", fwd[TIMED_REPLAY] * 1e3),
+                     COLUMN("bwd ms", " 9.4f", "bwd_ms", bwd[TIMED_PLAIN] * 1e3),
+                     COLUMN("replay", " 9.4f", "bwd_replay_ms", bwd[TIMED_REPLAY] * 1e3),
+                     COLUMN("TFLOP/s", " 8.3g", "fwd_tflops", r->flops / best_of(fwd) / 1e12),
+                     MEMBER("bwd_tflops", 2.5 * r->flops / best_of(bwd) / 1e12),
+                     COLUMN("GB/s", " 7.0f", "fwd_gb_per_s", r->bytes / best_of(fwd) / 1e9),
+                     COLUMN("error", " 8.1e", "error", r->error),
+                     COLUMN("by", " 10", NULL,
+                            r->by_rows[PASS_BACKWARD]  ? "rows"
+                            : r->by_rows[PASS_FORWARD] ? "rows/tiles"
+                                                       : "tiles"),
+                     COLUMN("x peer", " 6.2f", NULL, ratio), MEMBER("peer_fwd_replay_ms", r->peer));
 }
 
 static status measure(bench_args *a, problem *p, mask_row *r) {
@@ -365,13 +308,11 @@ static status measure(bench_args *a, problem *p, mask_row *r) {
         TRY(timing_replay(p->be, RECORD_KEY + (uint64_t)pass, call, &t,
                           &r->seconds[pass][TIMED_REPLAY]));
     }
-    if (a->is_json) return print_json(a, r);
-    print_text(a, r);
-    return OK;
+    return print_row(a, r);
 }
 
 static status run_row(bench_args *a, mask_row *r) {
-    backend *be = a->be;
+    backend *be = a->io.be;
     problem p = {.be = be};
     TRY(be->ops->set_precision(be, be->act, false)); /* drops old recordings */
     nn_memory_init(&p.memory, be);
@@ -459,8 +400,8 @@ static status run_curve(bench_args *f) {
 
 static double find_peer(const bench_args *a, const mask_row *r) {
     char key[80];
-    bool is_comparable = bench_has_peers(a->be) && a->n_heads == 0 && a->dim == 0 && !a->is_silu &&
-                         a->kernel == MASK_CHOSEN;
+    bool is_comparable = bench_has_peers(a->io.be) && a->n_heads == 0 && a->dim == 0 &&
+                         !a->is_silu && a->kernel == MASK_CHOSEN;
     snprintf(key, sizeof key, "%d,%d,\"%s\"", r->n_sequences, r->length, r->mask);
     return is_comparable ? bench_peer("masks", key, 0) : NAN;
 }
@@ -484,13 +425,14 @@ static status run_rows(bench_args *a) {
     return run_row(a, &r);
 }
 
-static status run(void *ctx, const work *w) {
+static status run(void *ctx) {
     bench_args *a = ctx;
     if (a->seed == 0) a->seed = (int64_t)clock_ns();
-    a->be = w->be;
+    bench_title(&a->io, "%s attention under masks on %s in %s; kernels: %s%s",
+                a->is_silu ? "SiLU" : "Softmax", bench_device(a->io.be), a->io.dtype,
+                kernel_names[a->kernel], a->io.is_deterministic ? ", deterministic" : "");
     TRY(run_rows(a));
-    if (a->is_json) return OK;
-    print_head(a);
+    if (a->io.is_json) return OK;
     printf("\nTFLOP/s: of the attended pairs, forward; GB/s: q, k, v and out, once.\n");
     if (a->n_ratios > 0)
         printf("x peer: time of the best of FlexAttention, SDPA and (causal) cuDNN / time, "
@@ -502,10 +444,9 @@ static status run(void *ctx, const work *w) {
 }
 
 status bench_masks(int argc, char **argv) {
-    bench_args a = {.device = "auto", .act = ACT_BF16};
+    bench_args a = {.io = {.name = "masks", .device = "auto", .act = ACT_BF16}};
     const arg_option options[] = {
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
         OPT_TEXT(
             "--mask", &a.mask, "MASK",
             "Measure only table rows whose mask contains MASK; or any mask of 'hstu mask show'."),
@@ -518,13 +459,13 @@ status bench_masks(int argc, char **argv) {
         OPT_CHOICE("--kernel", &a.kernel, "KERNEL", kernel_names,
                    "On a GPU in 16 bits: chosen (by the mask, default), block-wise, row-wise, or "
                    "any-card (the SM 8.0 kernels)."),
-        OPT_FLAG("--deterministic", &a.is_deterministic, "On a GPU: sum in a fixed order."),
+        OPT_FLAG("--deterministic", &a.io.is_deterministic, "On a GPU: sum in a fixed order."),
         OPT_FLAG("--curve", &a.is_curve,
                  "Instead of the table, measure sliding windows of densities from .01 to 1 and "
                  "randomly scattered pairs (16 sequences of 4096 tokens by default)."),
         OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX,
                 "Seed of the inputs (default: a new one in every run)."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object per row."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -535,5 +476,5 @@ status bench_masks(int argc, char **argv) {
         .notes = "On an H200 in bfloat16, table rows show the ratio to the fastest of "
                  "FlexAttention, SDPA and cuDNN."};
     ARGS_PARSE(&spec, NULL, NULL);
-    return bench_run(a.device, a.act, a.is_deterministic, run, &a);
+    return bench_run(&a.io, run, &a);
 }

@@ -361,89 +361,68 @@ status search_mol_measure(backend *be, const search_shape *s, const mol_stages *
 }
 
 typedef struct bench_args {
-    const char *device;
-    int act;
+    bench io;
     search_shape shape;
-    bool is_json, has_filter;
+    bool has_filter;
     const char *mol; /* NULL: inner products */
     mol_stages stages;
 } bench_args;
 
-static status print_json(const search_shape *s, const backend *be, const search_row *r) {
-    json_writer *w = bench_json_open("search", be);
-    JSON_FIELDS(w, FIELD("items", s->n_items), FIELD("queries", s->n_queries), FIELD("dim", s->dim),
-                FIELD("k", s->k), FIELD("int8", s->has_int8), FIELD("ms", r->seconds * 1e3),
-                FIELD("gb_per_s", r->bytes / r->seconds / 1e9),
-                FIELD("tflops", r->flops / r->seconds / 1e12));
-    if (s->share > 0)
-        JSON_FIELDS(w, FIELD("share", s->share), FIELD("allowed", r->n_allowed),
-                    FIELD("filter_ms", r->filter_s * 1e3),
-                    FIELD("rows_alone_ms", r->gather_s * 1e3));
-    return json_line_print();
-}
+#define SHAPE_COLUMNS(s)                                                                           \
+    COLUMN("items", "10", "items", (s)->n_items),                                                  \
+        COLUMN("queries", " 7", "queries", (s)->n_queries), COLUMN("dim", " 5", "dim", (s)->dim),  \
+        COLUMN("k", " 5", "k", (s)->k)
 
-static void print_line(const search_shape *s, const backend *be, const search_row *r) {
-    printf("%lld items x %lld in %s%s, %lld queries, %lld best, on %s: %.3f ms, %.0f GB/s, "
-           "%.2f TFLOP/s; the first query's are those of a plain loop\n",
-           (long long)s->n_items, (long long)s->dim, work_dtypes[be->act],
-           s->has_int8 ? " and int8" : "", (long long)s->n_queries, (long long)s->k,
-           bench_device(be), r->seconds * 1e3, r->bytes / r->seconds / 1e9,
-           r->flops / r->seconds / 1e12);
-}
-
-static void print_filter(const search_shape *s, const search_row *r) {
-    char alone[32] = "";
-    if (!isnan(r->gather_s)) snprintf(alone, sizeof alone, "; alone %.3f ms", r->gather_s * 1e3);
-    printf("  filter allows %5g %%, %8lld items: %.3f ms to evaluate, search %.3f ms%s\n",
-           100 * s->share, (long long)r->n_allowed, r->filter_s * 1e3, r->seconds * 1e3, alone);
-}
-
-static status run_mol(const bench_args *a, backend *be) {
+static status run_mol(bench_args *a) {
     const search_shape *s = &a->shape;
     search_mol_row r;
-    TRY(search_mol_measure(be, s, &a->stages, &r));
-    if (a->is_json) {
-        json_writer *w = bench_json_open("search", be);
-        JSON_FIELDS(w, FIELD("items", s->n_items), FIELD("queries", s->n_queries),
-                    FIELD("dim", s->dim), FIELD("k", s->k), FIELD("mol", a->mol),
-                    FIELD("exact_ms", r.exact_s * 1e3), FIELD("ms", r.stages_s * 1e3),
-                    FIELD("recall", r.recall), FIELD("index_s", r.index_s),
-                    FIELD("index_bytes", r.bytes));
-        return json_line_print();
-    }
-    printf("%lld items, %lld queries, %lld best by 8 x 4 x 64 components in %s on %s: exact %.3f "
-           "ms, %s %.3f ms (%.4f of it), recall@%lld %.4f; index of %.0f MB in %.2f s\n",
-           (long long)s->n_items, (long long)s->n_queries, (long long)s->k, work_dtypes[be->act],
-           bench_device(be), r.exact_s * 1e3, a->mol, r.stages_s * 1e3, r.stages_s / r.exact_s,
-           (long long)s->k, r.recall, r.bytes / 1e6, r.index_s);
-    return OK;
+    bench_title(&a->io, "The best items by 8 x 4 x 64 components in %s on %s, exactly and by %s",
+                a->io.dtype, bench_device(a->io.be), a->mol);
+    TRY(search_mol_measure(a->io.be, s, &a->stages, &r));
+    return BENCH_ROW(&a->io, SHAPE_COLUMNS(s), MEMBER("mol", a->mol),
+                     COLUMN("exact ms", " 10.3f", "exact_ms", r.exact_s * 1e3),
+                     COLUMN("ms", " 10.3f", "ms", r.stages_s * 1e3),
+                     COLUMN("of it", " 7.4f", NULL, r.stages_s / r.exact_s),
+                     COLUMN("recall", " 7.4f", "recall", r.recall),
+                     COLUMN("index s", " 8.2f", "index_s", r.index_s),
+                     COLUMN("index bytes", " 12.0f", "index_bytes", r.bytes));
+}
+
+static status print_row(bench_args *a, const search_shape *s, const search_row *r) {
+    bool has = a->has_filter, is_all = s->share == 0;
+    return BENCH_ROW(
+        &a->io, SHAPE_COLUMNS(s), MEMBER("int8", s->has_int8),
+        COLUMN(has ? "filter" : NULL, " 7.3g", "share", is_all ? NAN : s->share),
+        COLUMN(has ? "allowed" : NULL, " 10", "allowed", is_all ? s->n_items : r->n_allowed),
+        COLUMN(has ? "filter ms" : NULL, " 10.3f", "filter_ms", is_all ? NAN : r->filter_s * 1e3),
+        COLUMN(has ? "alone ms" : NULL, " 10.3f", "rows_alone_ms", r->gather_s * 1e3),
+        COLUMN("ms", " 10.3f", "ms", r->seconds * 1e3),
+        COLUMN("GB/s", " 8.1f", "gb_per_s", r->bytes / r->seconds / 1e9),
+        COLUMN("TFLOP/s", " 8.3f", "tflops", r->flops / r->seconds / 1e12));
 }
 
 /* Without a filter, then with some. */
-static status run(void *ctx, const work *w) {
+static status run(void *ctx) {
     static const double shares[] = {0, 1, .1, .01, .001};
-    const bench_args *a = ctx;
+    bench_args *a = ctx;
     search_shape s = a->shape;
     search_row r;
-    if (a->mol != NULL) return run_mol(a, w->be);
+    if (a->mol != NULL) return run_mol(a);
+    bench_title(&a->io, "The best items by inner product in %s%s on %s, checked by a plain loop",
+                a->io.dtype, s.has_int8 ? " and int8" : "", bench_device(a->io.be));
     for (int i = 0; i < (a->has_filter ? 5 : 1); i++) {
         s.share = shares[i];
-        TRY(search_measure(w->be, &s, &r));
-        if (a->is_json)
-            TRY(print_json(&s, w->be, &r));
-        else
-            s.share > 0 ? print_filter(&s, &r) : print_line(&s, w->be, &r);
+        TRY(search_measure(a->io.be, &s, &r));
+        TRY(print_row(a, &s, &r));
     }
     return OK;
 }
 
 status bench_search(int argc, char **argv) {
-    bench_args a = {.device = "auto",
-                    .act = ACT_BF16,
+    bench_args a = {.io = {.name = "search", .device = "auto", .act = ACT_BF16},
                     .shape = {.n_items = 1000000, .n_queries = 64, .dim = 64, .k = 10, .seed = 1}};
     const arg_option options[] = {
-        OPT_TEXT("--device", &a.device, "DEVICE", WORK_DEVICES),
-        OPT_CHOICE("--dtype", &a.act, "TYPE", work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
         OPT_INT("--items", &a.shape.n_items, "N", 1, 1 << 30,
                 "Items in the catalogue (default 1000000)."),
         OPT_INT("--queries", &a.shape.n_queries, "Q", 1, 65536, "Queries per call (default 64)."),
@@ -458,7 +437,7 @@ status bench_search(int argc, char **argv) {
         OPT_TEXT("--mol", &a.mol, "HOW",
                  "By a mixture of logits with random weights instead: the exact search, and one in "
                  "two stages: mean:N, components:N or mean:N+components:N."),
-        OPT_FLAG("--json", &a.is_json, "Print one JSON object, with --filter one per line."),
+        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
@@ -470,5 +449,5 @@ status bench_search(int argc, char **argv) {
     if (a.mol != NULL) TRY(mol_stages_read(&a.stages, a.mol));
     if (a.mol != NULL && (a.has_filter || a.shape.has_int8))
         return fail(ERR_USAGE, "--filter and --int8 are of inner products, not of --mol");
-    return bench_run(a.device, a.act, false, run, &a);
+    return bench_run(&a.io, run, &a);
 }

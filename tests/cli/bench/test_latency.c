@@ -87,10 +87,12 @@ TEST(latency_of_growing_histories) {
     CHECK_CONTAINS(none, "\"tokens_reused\":0,\"tokens_computed\":48,");
     double total, least, most, round[3];
     CHECK_EQ(sscanf(none,
-                    "{\"cache\":\"none\",\"total_ms\":%lf,\"minimum_ms\":%lf,\"maximum_ms\":%lf,"
-                    "\"round_ms\":[%lf,%lf,%lf]",
-                    &total, &least, &most, &round[0], &round[1], &round[2]),
-             6);
+                    "{\"cache\":\"none\",\"total_ms\":%lf,\"minimum_ms\":%lf,\"maximum_ms\":%lf,",
+                    &total, &least, &most),
+             3);
+    none = strstr(none, "\"round_ms\":");
+    CHECK(none != NULL &&
+          sscanf(none, "\"round_ms\":[%lf,%lf,%lf]", &round[0], &round[1], &round[2]) == 3);
     CHECK(total == least && total == most);
     CHECK(fabs(round[0] + round[1] + round[2] - total) < 1e-9 * total);
     free(text);
