@@ -16,7 +16,8 @@ typedef struct net {
     onnx_type id_type;
     onnx_value table;               /* (V + 1, E) */
     onnx_value known;               /* (batch, n): rows of the table, 0: none, or padding */
-    onnx_value order, len;          /* (batch, N) into n, (batch, 1) */
+    onnx_value order, len;          /* (batch, events) into n, (batch, 1): tokens */
+    onnx_value has_user;            /* (batch, 1): bool, whether anything is known of the user */
     onnx_value at;                  /* (N): 0, 1, ... */
     onnx_value sees, scale;         /* (N, N): bool, and the factor of a weight or 0 */
     onnx_value position_at, bucket; /* (N, N), (batch N N): cells of the bias, */
@@ -93,6 +94,16 @@ static void cut(const net *x, onnx_value v, size_t n, const int64_t *sizes, onnx
     OPS(n, out, "Split axis=-1", v, LIST_OF(n, sizes));
 }
 
+/* Rows by keys, which are no longer needed; 0 for all others. */
+static onnx_value put_rows(const net *x, pb *keys, pb *rows, onnx_value given, onnx_type type) {
+    if (type == ONNX_TEXT) onnx_set_list(x->g, "keys_strings", ONNX_TEXTS, keys);
+    if (type == ONNX_I64) onnx_set_list(x->g, "keys_int64s", ONNX_INTS, keys);
+    onnx_set_list(x->g, "values_int64s", ONNX_INTS, rows);
+    buf_fini(&keys->text);
+    buf_fini(&rows->text);
+    return OP("LabelEncoder default_int64=0", given);
+}
+
 /* Rows of the table by id, and ids by row.  What is not known has row 0, which is no item's. */
 static onnx_value put_ids(const net *x) {
     const seq_file *items = x->s->data;
@@ -110,17 +121,13 @@ static onnx_value put_ids(const net *x) {
         pb_bytes(&keys, ONNX_TEXTS, buf_str(&name), name.n_bytes);
         pb_bytes(&ids, ONNX_DATA_TEXTS, buf_str(&name), name.n_bytes);
     }
-    if (is_text) onnx_set_list(x->g, "keys_strings", ONNX_TEXTS, &keys);
-    if (!is_text) onnx_set_list(x->g, "keys_int64s", ONNX_INTS, &keys);
-    onnx_set_list(x->g, "values_int64s", ONNX_INTS, &rows);
     onnx_constant(x->g, "ids", x->id_type, (int64_t)n, &ids);
     buf_fini(&name);
-    buf_fini(&keys.text);
     buf_fini(&ids.text);
-    buf_fini(&rows.text);
-    return OP("LabelEncoder default_int64=0",
-              onnx_port(x->g, ONNX_INPUT, "item_ids", x->id_type, "batch,n",
-                        "Ids of each user's events, oldest first, padded at the end."));
+    return put_rows(x, &keys, &rows,
+                    onnx_port(x->g, ONNX_INPUT, "item_ids", x->id_type, "batch,n",
+                              "Ids of each user's events, oldest first, padded at the end."),
+                    x->id_type);
 }
 
 /* The newest known events, first: their places sort above those that are left out. */
@@ -142,6 +149,7 @@ static void put_history(net *x) {
     OPS(2, order, "TopK", key, OP("Unsqueeze", window, LIST(0)));
     x->order = order[1];
     x->len = OP("Min", total, most);
+    x->has_user = OP("Greater", x->len, zero);
     x->at = OP("Range", zero, window, step);
 }
 
@@ -151,6 +159,11 @@ static void put_buckets(net *x) {
     onnx_value given = onnx_port(x->g, ONNX_INPUT, "timestamps", ONNX_I64, "batch,n",
                                  "Times of the events in seconds since 1970.");
     onnx_value time = OP("GatherElements axis=1", given, x->order);
+    int32_t n_context = x->m->input.config.n_context;
+    if (n_context > 0) { /* features have the time of the first event */
+        onnx_value event = OP("Max", OP("Sub", x->at, whole(x, n_context)), whole(x, 0));
+        time = OP("Gather axis=1", time, event);
+    }
     onnx_value last = OP("Max", OP("Sub", x->len, whole(x, 1)), whole(x, 0));
     onnx_value query =
         OP("GatherElements axis=1", time, OP("Min", OP("Add", x->at, whole(x, 1)), last));
@@ -163,22 +176,68 @@ static void put_buckets(net *x) {
     x->bucket = OP("Reshape", bucket, LIST(-1)); /* GatherElements is faster than Gather */
 }
 
-/* (batch, N, E) */
-static onnx_value put_tokens(const net *x) {
-    const input *in = &x->m->input;
-    const input_config *c = &in->config;
-    onnx_value place = OP("Min", x->at, whole(x, c->n_places - 1));
-    onnx_value y = OP("Gather", x->table, OP("GatherElements axis=1", x->known, x->order));
-    y = OP("Mul", y, number(x, sqrtf((float)c->dim)));
-    y = OP("Add", y, OP("Gather", weights(x, in->position), place));
-    if (!c->adds_actions) return y;
+static onnx_value add_actions(const net *x, onnx_value y) {
+    const input_config *c = &x->m->input.config;
     onnx_value given = onnx_port(x->g, ONNX_INPUT, "actions", ONNX_I64, "batch,n",
                                  "Actions of the events as the data store them; -1: not known.");
     onnx_value none = whole(x, c->n_actions), action = OP("GatherElements axis=1", given, x->order);
     onnx_value has = OP("And", OP("GreaterOrEqual", action, whole(x, 0)), OP("Less", action, none));
     onnx_value blank = OP("Expand", number(x, 0), LIST(1, c->dim));
-    onnx_value rows = OP("Concat axis=0", weights(x, in->action), blank);
+    onnx_value rows = OP("Concat axis=0", weights(x, x->m->input.action), blank);
     return OP("Add", y, OP("Gather", rows, OP("Where", has, action, none)));
+}
+
+/* The token of a feature of the user, (batch, 1, E), or narrower before the MLP.  Row 0 is that of
+ * values that the model does not know, above all of an empty text. */
+static onnx_value put_feature(net *x, int32_t f) {
+    const context_feature *feature = &x->s->data->context[f];
+    const text_column *v = &feature->values;
+    pb keys = {0}, rows = {0};
+    char text[256];
+    const char *name;
+    int n = snprintf(text, sizeof text, "feature_%.200s", feature->name);
+    keys.st = arena_copy_text(&x->g->names, text, (size_t)n, &name);
+    for (uint64_t i = 0; i < v->n; i++) {
+        pb_bytes(&keys, ONNX_TEXTS, v->bytes + v->offsets[i], v->offsets[i + 1] - v->offsets[i]);
+        pb_int(&rows, ONNX_INTS, (int64_t)i);
+    }
+    onnx_value row =
+        put_rows(x, &keys, &rows,
+                 onnx_port(x->g, ONNX_INPUT, name != NULL ? name : "", ONNX_TEXT, "batch,1",
+                           "A feature of each user; an empty text: not known."),
+                 ONNX_TEXT);
+    onnx_value is_known = OP("Greater", row, whole(x, 0));
+    if (x->m->plan.has_first_loss) x->has_user = OP("Or", x->has_user, is_known);
+    return OP("Gather", weights(x, x->m->input.context[f]), row);
+}
+
+/* (batch, F, E) */
+static onnx_value put_features(net *x) {
+    const mlp *m = &x->m->input.context_mlp;
+    onnx_value y = put_feature(x, 0);
+    for (int32_t f = 1; f < x->m->input.config.n_context; f++)
+        y = OP("Concat axis=1", y, put_feature(x, f));
+    for (int i = 0; i < m->config.n_layers; i++)
+        y = linear(x, i > 0 ? OP("Relu", y) : y, m->w[i], m->b[i]);
+    return y;
+}
+
+/* (batch, N, E) */
+static onnx_value put_tokens(net *x) {
+    const input *in = &x->m->input;
+    const input_config *c = &in->config;
+    onnx_value scale = number(x, sqrtf((float)c->dim));
+    onnx_value y = OP("Gather", x->table, OP("GatherElements axis=1", x->known, x->order));
+    y = OP("Mul", y, scale);
+    if (c->adds_actions) y = add_actions(x, y);
+    if (c->n_context > 0) {
+        y = OP("Concat axis=1", OP("Mul", put_features(x), scale), y);
+        x->len = OP("Add", x->len, whole(x, c->n_context));
+        onnx_value step = whole(x, 1);
+        x->at = OP("Range", whole(x, 0), OP("Gather", OP("Shape", y), step), step);
+    }
+    onnx_value place = OP("Min", x->at, whole(x, c->n_places - 1));
+    return OP("Add", y, OP("Gather", weights(x, in->position), place));
 }
 
 /* FuXi's rows have three channels a head: by position, by time, by q and k.  Of the others alpha is
@@ -300,8 +359,8 @@ static onnx_value put_user(const net *x, onnx_value v) {
         h->has_layer_norm ? norm(x, token, h->dim, h->eps, NULL, NULL) : l2_norm(x, token, h->eps);
     snprintf(dims, sizeof dims, "batch,%d", h->dim);
     onnx_port(x->g, ONNX_OUTPUT, out, ONNX_F32, dims,
-              "What items are multiplied with; zeros for a user without events.");
-    return OPS(1, &out, "Mul", user, OP("Cast to=1", OP("Greater", x->len, whole(x, 0))));
+              "What items are multiplied with; zeros for a user of whom nothing is known.");
+    return OPS(1, &out, "Mul", user, OP("Cast to=1", x->has_user));
 }
 
 /* The best k items by their dot products, without those of the history unless keep_seen.  Row 0 is
@@ -331,7 +390,6 @@ status onnx_model_write(const session *s, const char *path, bool *is_apart) {
     const char *what = m->is_ranking                   ? "ranking models, which score candidates,"
                        : m->retrieval.loss.mol != NULL ? "mixtures of logits"
                        : m->dynamic.n_all > 0          ? "models with dynamic tables"
-                       : m->input.config.n_context > 0 ? "models that read features of users"
                                                        : NULL;
     if (what != NULL)
         return fail(ERR_UNSUPPORTED,

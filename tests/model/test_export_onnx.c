@@ -83,6 +83,24 @@ static void says(int want, const char *args, const char *part) {
 }
 
 /* Every id of the items is in the file, and the version of its format comes first. */
+/* Of the config that train chooses for a log with features of users. */
+TEST(export_onnx_reads_features_of_users) {
+    writing w;
+    free(shell(
+        0,
+        "awk 'BEGIN { print \"user,item,time\"; for (u = 1; u < 30; u++) for (i = 0; i < 5; i++) "
+        "print u \",\" (u * 7 + i * 3) % 20 + 1 \",\" 100000000 + u * 100 + i }' >e.csv; "
+        "printf 'user,land\\n1,DE\\n2,\"a, b\"\\n' >u.csv; mkdir out; "
+        "./hstu prep csv --input e.csv --users u.csv --out d && "
+        "./hstu train --data d --device cpu --out own --epochs 1"));
+    w = (writing){0};
+    CHECK_OK(backend_create_cpu(&w.be, NULL));
+    CHECK_OK(trained_open(&w.t, run_path("own"), NULL, w.be, 1));
+    CHECK(oom_at_each_allocation(write_once, &w) > 100);
+    free(shell(0, "grep -q feature_land out/m.onnx && grep -q 'a, b' out/m.onnx"));
+    writing_end(&w);
+}
+
 TEST(export_onnx_writes_and_refuses) {
     says(0, "run --format onnx --out m.onnx", "the encoder and 60 items in m.onnx\n");
     says(0, "run --what model --format onnx --external-data --out n.onnx",

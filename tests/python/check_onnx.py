@@ -16,6 +16,7 @@ import onnxruntime
 PROGRAM, FOLDER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
 N_USERS, N_ITEMS, MOST = 1100, 300, 24
+LANDS = ["", "DE", "a, b", "é"]
 META = {"train_fn.dataset_name": "own", "train_fn.max_sequence_length": MOST, "train_fn.local_batch_size": 64,
         "train_fn.item_embedding_dim": 16, "train_fn.num_negatives": 16, "train_fn.sampling_strategy": "local",
         "train_fn.item_l2_norm": True, "train_fn.learning_rate": 1e-2, "train_fn.num_epochs": 1}
@@ -30,12 +31,15 @@ CONFIGS = {  # name: data, config, more of train's options
     "hstu-plain": ("numbers", {**HSTU, "train_fn.user_embedding_norm": "layer_norm", "train_fn.item_l2_norm": False,
                                "hstu_encoder.enable_relative_attention_bias": False}),
     "hstu-actions": ("texts", {**HSTU, "train_fn.action_input": True}),
+    "hstu-own": ("texts", {**HSTU, "train_fn.action_input": True, "train_fn.user_features": True, "train_fn.item_features": True,
+                           "train_fn.first_item_loss": True}),
     "fuxi": ("texts", {**META, "train_fn.main_module": "FuXi", "fuxi_encoder.num_heads": 2, "fuxi_encoder.dqk": 8,
                        "fuxi_encoder.dv": 4}),
     "sasrec": ("numbers", {**META, "train_fn.main_module": "SASRec", "sasrec_encoder.num_heads": 2,
                            "sasrec_encoder.ffn_activation_fn": "gelu"}),
     "esasrec": ("numbers", {**META, "train_fn.main_module": "eSASRec", "esasrec_encoder.num_heads": 2}),
     "nvidia": ("numbers", NVIDIA),
+    "nvidia-features": ("texts", {**NVIDIA, "DatasetArgs.dataset_name": "own", "NetworkArgs.contextual_embedding_dim": 8}),
 }
 
 
@@ -47,8 +51,15 @@ def hstu(*words, want=0):
 
 
 def make_data(draw):
-    """Histories of 1 event, of MOST and of more; items ids from -7 on; times from a second to decades apart."""
+    """Histories of 1 event, of MOST and of more; items ids from -7 on; times from a second to decades apart.  Texts come with
+    features of items and of users, of whom some are not known."""
     users = []
+    with open(f"{FOLDER}/users.csv", "w", encoding="utf-8") as f:
+        f.write("user,land,plan\n")
+        f.writelines(f'{u + 1},"{LANDS[u % 4]}",{u % 3}\n' for u in range(N_USERS))
+    with open(f"{FOLDER}/items.csv", "w", encoding="utf-8") as f:
+        f.write("item,kind\n")
+        f.writelines(f'"item {i * 7 - 7}, é",kind {i % 5}\n' for i in range(N_ITEMS))
     for u in range(N_USERS):
         n = (1, MOST, MOST + 20)[u] if u < 3 else int(draw.integers(1, MOST + 10))
         apart = np.floor(10 ** draw.uniform(0, 9, n)).astype(np.int64) // n + 1
@@ -59,12 +70,13 @@ def make_data(draw):
             for u, columns in enumerate(users):
                 for item, rating, time in zip(*columns):
                     f.write(f'{u + 1},"{name.format(item)}",{rating},{time}\n')
-        hstu("prep", "csv", "--input", f"{kind}.csv", "--out", kind)
+        side = ["--users", "users.csv", "--items", "items.csv"] if kind == "texts" else []
+        hstu("prep", "csv", "--input", f"{kind}.csv", "--out", kind, *side)
     return users
 
 
-def feed(session, users, is_text):
-    """Inputs of a batch, padded with what must not matter."""
+def feed(session, users, is_text, numbers=()):
+    """Inputs of a batch of users with these numbers, padded with what must not matter."""
     longest = max(len(items) for items, _, _ in users)
     pads = {"item_ids": 0, "actions": 3, "timestamps": 77}
     out = {"lengths": np.array([len(items) for items, _, _ in users])}
@@ -73,6 +85,8 @@ def feed(session, users, is_text):
         out[name] = rows.astype(np.int64) - (name == "actions")
     if is_text:
         out["item_ids"] = np.array([[f"item {i}, é" for i in row] for row in out["item_ids"]], object)
+    out["feature_land"] = np.array([[LANDS[u % 4]] for u in numbers], object)
+    out["feature_plan"] = np.array([[str(u % 3)] for u in numbers], object)
     wanted = {i.name for i in session.get_inputs()}
     return {name: value for name, value in out.items() if name in wanted}
 
@@ -94,7 +108,7 @@ def check(name, data, config, users, draw):
     worst, other, at = 0.0, 0, 0
     while at < len(users):
         batch = users[at:at + int(draw.integers(1, 120))]
-        inputs = {**feed(session, batch, data == "texts"), "k": np.array([10]), "keep_seen": np.array([False])}
+        inputs = {**feed(session, batch, data == "texts", range(at, at + len(batch))), "k": np.array([10]), "keep_seen": np.array([False])}
         vectors, ids, scores = session.run(["user_embedding", "top_ids", "top_scores"], inputs)
         for i in range(len(batch)):
             user = at + i + 1
@@ -106,16 +120,25 @@ def check(name, data, config, users, draw):
         at += len(batch)
     assert worst < 1e-4 and other == 0, (name, worst, other)
     # Alone or in a batch, with the list's own items, and with ids that the model does not know.
-    inputs = {**feed(session, users[:1], data == "texts"), "k": np.array([N_ITEMS + 5]), "keep_seen": np.array([True])}
+    inputs = {**feed(session, users[:1], data == "texts", [0]), "k": np.array([N_ITEMS + 5]), "keep_seen": np.array([True])}
     vector, ids, scores = session.run(["user_embedding", "top_ids", "top_scores"], inputs)
     assert ids.shape == (1, N_ITEMS) and len(set(ids[0])) == N_ITEMS and np.isfinite(scores).all()
     assert np.abs(vector[0] - wanted["embedding"][order[1]]).max() < 1e-4
     items, actions, times = users[4]
     strange = (np.insert(items, 1, 10**9 + 1), np.insert(actions, 1, 2), np.insert(times, 1, times[0]))
-    inputs = {**feed(session, [strange], data == "texts"), "k": np.array([3]), "keep_seen": np.array([False])}
+    inputs = {**feed(session, [strange], data == "texts", [4]), "k": np.array([3]), "keep_seen": np.array([False])}
     vector = session.run(["user_embedding"], inputs)[0]
     assert np.abs(vector[0] - wanted["embedding"][order[5]]).max() < 1e-4, name
     inputs["lengths"][:] = 0
+    if config.get("train_fn.first_item_loss"):  # of whom only features are known, or nothing
+        for land, plan in (("DE", "2"), ("é", "unknown")):
+            inputs["feature_land"][:], inputs["feature_plan"][:] = land, plan
+            ids, scores = session.run(["top_ids", "top_scores"], inputs)
+            answer = json.loads(hstu("recommend", name, "--context", f"land={land}", "--context", f"plan={plan}", "-k", "3", "--json",
+                                     "--device", "cpu"))
+            assert [item["id"] for item in answer["items"]] == list(ids[0]) and answer["source"] == "model", (answer, ids)
+            assert all(abs(item["score"] - score) < 1e-4 for item, score in zip(answer["items"], scores[0])), (answer, scores)
+        inputs["feature_land"][:] = "unknown"
     assert not session.run(["user_embedding"], inputs)[0].any()
     print(f"{name}: {len(model.graph.node)} nodes, {len(users)} users, embeddings within {worst:.1e}, the same lists")
 
