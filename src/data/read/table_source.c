@@ -255,17 +255,26 @@ static status columns_guess_kinds(const source_request *r, const sample *s, colu
     return OK;
 }
 
-/* A column without a name that could be the action is not taken for it, but named. */
+/* Names the columns that are not read, and how to read them; of those without a name, only what
+ * could be an action. */
 static void say_unread(const source_request *r, const sample *s, const column_choice *choice) {
-    if (s->has_names || r->action_col != NULL || r->action_kind != NULL) return;
+    char unread[512] = "";
+    bool has_action =
+        choice->of[ROLE_ACTION] >= 0 || r->action_col != NULL || r->action_kind != NULL;
     for (int c = 0; c < s->n_columns; c++) {
-        bool is_taken =
-            c == choice->of[ROLE_USER] || c == choice->of[ROLE_ITEM] || c == choice->of[ROLE_TIME];
-        if (is_taken || (!fits_kind(s, c, ACTION_HALF_STARS) && !fits_kind(s, c, ACTION_CODE)))
-            continue;
-        log_info("note: column %d is not read; if it holds ratings or actions: --action-col %d",
-                 c + 1, c + 1);
+        bool is_taken = c == choice->of[ROLE_USER] || c == choice->of[ROLE_ITEM] ||
+                        c == choice->of[ROLE_TIME] || c == choice->of[ROLE_ACTION];
+        if (is_taken) continue;
+        if (s->has_names)
+            escape_list_add(unread, sizeof unread, s->name[c], strlen(s->name[c]));
+        else if (!has_action &&
+                 (fits_kind(s, c, ACTION_HALF_STARS) || fits_kind(s, c, ACTION_CODE)))
+            log_info("note: column %d is not read; if it holds ratings or actions: --action-col %d",
+                     c + 1, c + 1);
     }
+    if (unread[0] != '\0' && r->items == NULL && r->users == NULL)
+        log_info("note: not read: %s; %s--items and --users read features, also from this file",
+                 unread, has_action ? "" : "--action-col reads ratings or actions, ");
 }
 
 /* Logs what was taken for what: one line. */
@@ -374,6 +383,7 @@ static status check_zone(const source_request *q, const time_plan *t) {
 
 status table_set_kinds(table_reader *r, const sample *s, const char *form) {
     source_job *job = r->job;
+    column_choice wanted = r->choice; /* with an action column that is then left out, and said */
     TRY(columns_guess_kinds(job->request, s, &r->choice, &r->layout, &job->options));
     TRY(check_zone(job->request, &r->layout.times));
     r->layout.times.zone = job->zone;
@@ -391,7 +401,7 @@ status table_set_kinds(table_reader *r, const sample *s, const char *form) {
         snprintf(job->user_name, sizeof job->user_name, "%s", r->layout.name[ROLE_USER]);
     }
     columns_say(s, form, &r->choice, &r->layout);
-    say_unread(job->request, s, &r->choice);
+    say_unread(job->request, s, &wanted);
     return job_create_builder(job);
 }
 

@@ -188,6 +188,14 @@ TEST(names_that_people_use_are_found_and_said) {
                          "--action-col 3\n");
     try_csv("user,item,time,action\n1,2,5,\n1,3,6,\n", "", &said);
     CHECK_CONTAINS(said, "the column action is left out: it is empty in the first rows");
+    CHECK(strstr(said, "not read") == NULL); /* said once */
+    /* Other columns are named before what the data are, with what reads them. */
+    try_csv("user,item,time,Preis,Land\n1,2,1577836800,3.99,DE\n", "", &said);
+    CHECK_CONTAINS(said,
+                   "time time\nnote: not read: Preis, Land; --action-col reads ratings or "
+                   "actions, --items and --users read features, also from this file\ntimes: ");
+    try_csv("user,item,time,rating,Preis\n1,2,5,4,3.99\n", "", &said);
+    CHECK_CONTAINS(said, "note: not read: Preis; --items and --users read features, also from");
     /* Latin-1 is kept, and said. */
     try_csv("user,item,time\na,b,5\na,M\xfcller,6\na,\xe4,7\n", "", &said);
     CHECK_CONTAINS(said, "warning: in.csv:3: not UTF-8, and neither are 2 lines in all");
