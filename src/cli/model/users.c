@@ -181,9 +181,11 @@ static void user_list_tell(const user_list *l, const char *what) {
     const id_count *c = &l->count;
     const char *file = l->choice->file;
     if (c->n_unknown == 0) return;
-    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and %s; the first is '%s'",
+    bool may_be_list = file == NULL && strchr(c->first_unknown, ',') != NULL;
+    log_warn("%s: %" PRIu64 " of %" PRIu64 " users %s not in the data and %s; the first is '%s'%s",
              file != NULL ? file : "--user", c->n_unknown, c->n, c->n_unknown == 1 ? "is" : "are",
-             what, c->first_unknown);
+             what, c->first_unknown,
+             may_be_list ? ", which is one id; for several users repeat --user" : "");
 }
 
 static void waiting_users_fini(waiting_users *w) {

@@ -56,7 +56,8 @@ typedef struct user_choice {
 
 /* Three options of a command's table. */
 #define USER_OPTIONS(c)                                                                            \
-    OPT_LIST("--user", &(c)->users, "ID", "A user, by id; may be repeated."),                      \
+    OPT_LIST("--user", &(c)->users, "ID",                                                          \
+             "A user, by id, which may have commas; may be repeated."),                            \
         OPT_TEXT("--users", &(c)->file, "FILE", "A file of user ids, one per line; - is stdin."),  \
         OPT_FLAG("--all-users", &(c)->is_all, "All users of the data.")
 

@@ -128,7 +128,9 @@ TEST(recommend_unknown_users_get_popularity) {
     char *text = asked(0, "--user nobody -k 3");
     CHECK_CONTAINS(text, "warning: --user: 1 of 1 users is not in the data");
     CHECK_CONTAINS(text, "Recommended: not in the data; these are the most popular items");
+    CHECK(strstr(text, "repeat --user") == NULL);
     free(text);
+    says(0, "--user 3,9", "the first is '3,9', which is one id; for several users repeat --user");
     free(shell(0, "printf '\\357\\273\\2773\\r\\n\\r\\n77\\n3\\n\"x\\ny' > u.txt"));
     text = asked(0, "--users u.txt -k 2 --json 2>err");
     CHECK_EQ(count(text, '\n'), 5);
