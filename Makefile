@@ -441,8 +441,12 @@ WHEEL_ARCH ?= $(MACHINE)
 WHEEL_PYTHON := build/python/bin/python
 WHEEL_TAG := manylinux_2_28_$(WHEEL_ARCH)
 wheel:
+	[ -x $(WHEEL_PYTHON) ] || python3 -m venv build/python
+	$(WHEEL_PYTHON) -c 'import auditwheel, build' 2>/dev/null || \
+		$(WHEEL_PYTHON) -m pip install -q --disable-pip-version-check --timeout 15 --retries 1 build auditwheel || \
+		{ echo "make wheel: Python's packages build and auditwheel cannot be had here; install them:" \
+			"$(WHEEL_PYTHON) -m pip install build auditwheel" >&2; exit 1; }
 	+WITH_LIBRARY=1 WITH_CUDA='$(WHEEL_CUDA)' tools/dist.sh '$(VERSION)' $(WHEEL_ARCH)
-	$(WHEEL_PYTHON) -m pip install -q --disable-pip-version-check --timeout 15 --retries 1 build auditwheel
 	rm -rf build/dist/wheel && cp -r python build/dist/wheel
 	HSTU_ROOT='$(CURDIR)' HSTU_LIBRARY='$(CURDIR)/build/dist/$(WHEEL_ARCH)$(if $(WHEEL_CUDA),-cuda)/libhstu.so' HSTU_PLATFORM=$(WHEEL_TAG) \
 		HSTU_CUDA='$(WHEEL_CUDA)' SOURCE_DATE_EPOCH=315532800 $(WHEEL_PYTHON) -m build -q --wheel --outdir build/dist build/dist/wheel

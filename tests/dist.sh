@@ -34,6 +34,9 @@ mkdir "$work/use" # beside the second build's sources, of which ./run is one
 ln -s "$PWD/configs" "$work/use"
 cd "$work/use"
 "$program" synth --out data --users 300 --items 200 --mean-len 20 --seed 1 >out 2>&1 || fail "synth"
+"$program" doctor >out 2>&1 || fail "doctor"
+! grep -E '^ *(apt-get install|install NVIDIA).*then make' out || fail "doctor names packages that cannot help this file"
+grep -q 'a build from source has it: apt-get install libarchive-dev, then make' out || fail "doctor says nothing of builds"
 "$program" train --gin-config-file configs/demo.gin --data data --out run --epochs 1 --device cpu >out 2>&1 || fail "train"
 "$program" serve run --data data --state state --port 0 --device cpu --access-log off >/dev/null 2>ready &
 server=$!

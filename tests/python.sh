@@ -22,7 +22,7 @@ make_wheel() {
     local code=0
     [ "${HSTU_INSTALL:-1}" != 0 ] || { echo "HSTU_INSTALL=0: nothing is installed" && exit 77; }
     make "$1" "${@:3}" >"$place/wheel.log" 2>&1 || code=$?
-    ! grep -q '^make dist: .* cannot be had' "$place/wheel.log" || { grep '^make dist: ' "$place/wheel.log" && exit 77; }
+    ! grep -E '^make (dist|wheel): .* cannot be had' "$place/wheel.log" || exit 77
     [ $code = 0 ] || { tail -n 20 "$place/wheel.log" && exit 1; }
     tr '\n' ' ' <"$place/wheel.log" | grep -q "consistent with the following platform tag: \"manylinux_2_28_$2\"" ||
         { echo "auditwheel does not call it manylinux_2_28" && exit 1; }

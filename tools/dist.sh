@@ -105,7 +105,7 @@ for target in "$@"; do
     [ "$deps/done" -nt "$root/tools/dist.sh" ] || { rm -rf "$deps" && build_libraries "$cc" "$deps" "$target-linux-gnu" && touch "$deps/done"; }
     # zig's runtime library does not know which instructions the machine has; gcc's does.
     link="-L$deps/lib -s -Wl,--build-id=none -Wl,--gc-sections $([ "$target" != x86_64 ] || gcc -print-libgcc-file-name)"
-    options=(MPICC= ARCH= CC="$cc" CFLAGS="-fno-sanitize=undefined -ffile-prefix-map=$root=. -I$deps/include")
+    options=(MPICC= ARCH= CC="$cc" CFLAGS="-DHSTU_DIST -fno-sanitize=undefined -ffile-prefix-map=$root=. -I$deps/include")
     if [ -n "${WITH_CUDA:-}" ]; then # NVIDIA's libraries are looked for beside the package, not in folders of this machine
         place=$place-cuda
         for folder in ../nvidia/cu"$WITH_CUDA" ../../nvidia/cu"$WITH_CUDA" ../nvidia/nccl ../../nvidia/nccl; do

@@ -251,29 +251,29 @@ static void ask_libraries(diagnosis *d) {
     }
     const library all[N_LIBRARIES] = {
         {"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
-         "apt-get install libarchive-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libarchive-dev, then make", false},
         {"libcurl", curl, "'hstu prep --download'",
-         "apt-get install libcurl4-openssl-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libcurl4-openssl-dev, then make", false},
         {"snappy", snappy, "SNAPPY columns of 'hstu prep parquet'",
-         "apt-get install libsnappy-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libsnappy-dev, then make", false},
         {"zstd", zstd, "ZSTD columns of 'hstu prep parquet'",
-         "apt-get install libzstd-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libzstd-dev, then make", false},
         {"zlib", zlib, "GZIP columns of 'hstu prep parquet'",
-         "apt-get install zlib1g-dev, then make", false},
+         DOCTOR_MAKE "apt-get install zlib1g-dev, then make", false},
         {"CUDA", cuda, "everything on a GPU",
-         "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make", false},
+         DOCTOR_MAKE "install NVIDIA's CUDA toolkit and g++, put nvcc on PATH, then make", false},
         {"libmicrohttpd", http_library_version(), "'hstu serve'",
-         "apt-get install libmicrohttpd-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libmicrohttpd-dev, then make", false},
         {"XGBoost", xgboost, "the cost model of 'hstu tune'",
          "apt-get install libxgboost-dev, or pip install xgboost", true},
         {"NVRTC", nvrtc, "fusion plans on a GPU", "install NVIDIA's CUDA toolkit", true},
         {"C compiler", compiler, "fusion plans on the CPU", "apt-get install gcc libc6-dev", true},
         {"MPI", mpi_library(why, sizeof why), "ranks that mpirun starts",
-         "apt-get install libopenmpi-dev, then make", true},
+         DOCTOR_MAKE "apt-get install libopenmpi-dev, then make", true},
         {"NCCL", nccl_version, "ranks with GPUs, without it slower",
          "apt-get install libnccl2, or pip install nvidia-nccl-cu13", true},
         {"SQLite", state_library_version(), "'hstu serve --state'",
-         "apt-get install libsqlite3-dev, then make", false},
+         DOCTOR_MAKE "apt-get install libsqlite3-dev, then make", false},
     };
     memcpy(d->libraries, all, sizeof all);
     for (const library *l = all; l < all + N_LIBRARIES; l++)
@@ -309,7 +309,7 @@ static void need(diagnosis *d) {
         f->section = SECTION_LIBRARIES;
         finding_remedy(
             findings_add(f, FOUND_LACK, "serving", "this build cannot: no libmicrohttpd"),
-            FOR_SERVE, "apt-get install libmicrohttpd-dev, then make");
+            FOR_SERVE, DOCTOR_MAKE "apt-get install libmicrohttpd-dev, then make");
     }
     if (!d->has_ranks && (d->purposes & FOR_RANKS) != 0) {
         f->section = SECTION_MACHINE;

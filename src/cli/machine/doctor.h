@@ -26,6 +26,14 @@ typedef struct finding {
     unsigned unfit_for; /* purposes: the machine is no use for them as it is */
 } finding;
 
+/* Begins a remedy that ends with "make".  Packages for the system are of no use to a program file
+ * of `make dist` or of a wheel. */
+#ifdef HSTU_DIST
+#define DOCTOR_MAKE "this program file stays without; a build from source has it: "
+#else
+#define DOCTOR_MAKE ""
+#endif
+
 enum { MAX_FINDINGS = 128 };
 
 typedef struct findings {

@@ -321,7 +321,8 @@ static void ask_versions(findings *f, const cuda_driver *cu, const nvml *m) {
     (void)found;
 #else
     found->state = FOUND_LACK;
-    finding_remedy(found, 0, "this build is without CUDA: put nvcc on PATH, then make");
+    finding_remedy(found, 0,
+                   "this build is without CUDA: " DOCTOR_MAKE "put nvcc on PATH, then make");
 #endif
     if (file_exists("/tmp/nvidia-mps/control"))
         findings_add(f, FOUND_OK, "MPS", "runs: processes share the GPU");
