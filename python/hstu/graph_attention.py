@@ -56,11 +56,12 @@ class Graph:
     in a row and without repetitions.  It is checked and laid out once for each device that uses it."""
 
     def __init__(self, indptr: Any, indices: Any, n_columns: int):
-        begin, columns = (torch.as_tensor(t).detach().to("cpu") for t in (indptr, indices))
+        begin, columns = (torch.as_tensor(t).detach().to("cpu", copy=True) for t in (indptr, indices))  # the caller's may change
         if begin.dim() != 1 or columns.dim() != 1 or begin.numel() < 1:
             raise _l.UsageError("Graph: indptr (rows + 1) and indices (edges) have one dimension")
         self.indptr, self.indices = _int32(begin, "indptr"), _int32(columns, "indices")
-        self.n_rows, self.n_columns, self.n_edges = begin.numel() - 1, int(n_columns), columns.numel()
+        self.n_rows, self.n_edges = begin.numel() - 1, columns.numel()
+        self.n_columns = _l.integer(c_int32, n_columns, "n_columns")
         if int(self.indptr[-1]) != self.n_edges:
             raise _l.UsageError(f"Graph: indptr ends with {int(self.indptr[-1])}, but there are {self.n_edges} indices")
         self.number = next(_numbers)

@@ -389,7 +389,16 @@ def graph_operators():
     ones = graph_attn(graph, v=v, left=torch.zeros(3, 2, device=DEVICE), weight="softmax")
     if not torch.equal(gat(graph, *(torch.zeros(size, 2, device=DEVICE) for size in (3, 4)), v), ones):
         sys.exit("check_torch.py: gat is not graph_attn")
-    for part, wrong in (("column 1 twice", lambda: Graph([0, 2], [1, 1], 3)), ("q and k go together", lambda: graph_attn(graph, q=q)),
+    begin = torch.tensor([0, 2, 3], dtype=torch.int32)
+    kept = Graph(begin, [0, 1, 1], 2)
+    begin[2] = 1000000000  # is nobody's business any more
+    if kept.indptr.tolist() != [0, 2, 3]:
+        sys.exit("check_torch.py: a graph changes with the tensor that it was made of")
+    for part, wrong in (("column 1 twice", lambda: Graph([0, 2], [1, 1], 3)),
+                        ("indptr must ascend", lambda: Graph([0, 5, 3, 4], [0, 1, 2, 3], 4)),
+                        ("has column -1", lambda: Graph([0, 1], [-1], 3)), ("has column 3", lambda: Graph([0, 1], [3], 3)),
+                        ("does not fit 32 bits", lambda: Graph([0, 2**32 + 1], [0], 3)),
+                        ("n_columns 4294967299 is out of range", lambda: Graph([0, 1], [0], 2**32 + 3)), ("q and k go together", lambda: graph_attn(graph, q=q)),
                         ("(4, 2, ?)", lambda: graph_attn(graph, v=v[:3], bias=torch.zeros(5, 2, device=DEVICE))),
                         ("indptr ends with 3", lambda: Graph([0, 3], [1], 3)),
                         ("no autograd formula", lambda: torch.autograd.grad(torch.autograd.grad(
