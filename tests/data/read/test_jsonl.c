@@ -123,7 +123,8 @@ TEST(columns_ids_and_times) {
         "1,\"[\"\"y\"\", \"\"x\"\"]\",\"[0, 4]\",\"[1577836800000, 1577836800123]\"\n");
     CHECK_CONTAINS(said, "in.jsonl: JSON lines; user user_id (numbers), item asin (texts), time "
                          "timestamp, action rating (stars)\n"
-                         "times: milliseconds, 2020-01-01 .. 2020-01-01\n");
+                         "note: not read: text; --items and --users read features, also from this "
+                         "file\ntimes: milliseconds, 2020-01-01 .. 2020-01-01\n");
     CHECK_CONTAINS(
         read_jsonl("{\"who\":{\"id\":7},\"what\":5,\"when\":\"2020-01-01\",\"ok\":true}\n",
                    "--user who.id --item what --time when --action ok", &said),
