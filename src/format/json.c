@@ -364,7 +364,8 @@ typedef struct parser {
     arena *tree;
     const char *name;
     const char *text;
-    size_t n; /* bytes of text */
+    char *row; /* the text, which is parsed in place (json_parse_row); else NULL */
+    size_t n;  /* bytes of text */
     size_t at;
     key_place *keys; /* of all open objects, the innermost one's last */
     size_t n_keys;
@@ -383,6 +384,7 @@ static status refuse(const parser *p, size_t at, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(what, sizeof what, fmt, args);
     va_end(args);
+    if (p->row != NULL) return fail(ERR_FORMAT, "byte %zu: %s", at + 1, what);
     for (size_t i = 0; i < at; i++)
         line += p->text[i] == '\n';
     return fail(ERR_FORMAT, "%s:%zu: byte %zu: %s", p->name, line, at, what);
@@ -395,7 +397,11 @@ static int peek(const parser *p) {
 
 static status refuse_next(const parser *p, const char *wanted) {
     int c = peek(p);
-    if (c < 0) return refuse(p, p->at, "expected %s, but the text ends here", wanted);
+    if (c < 0)
+        return refuse(p, p->at, "expected %s, but the %s", wanted,
+                      p->row == NULL ? "text ends here"
+                                     : "line ends here; one object a line is needed ('jq -c .' "
+                                       "makes them)");
     if (c > 0x20 && c < 0x7f) return refuse(p, p->at, "expected %s, found '%c'", wanted, (char)c);
     return refuse(p, p->at, "expected %s, found byte 0x%02x", wanted, (unsigned)c);
 }
@@ -483,32 +489,29 @@ static size_t raw_length(const parser *p) {
     return (i < p->n ? i : p->n) - p->at;
 }
 
-/* Whether a byte of a string stands for itself, alone. */
-static bool stands_for_itself(unsigned char c) {
-    return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
-}
-
-/* Bytes of a string whose bytes all are plain; *is_whole: its closing quote follows them. */
-static size_t plain_length(const parser *p, bool *is_whole) {
+/* Bytes that stand for themselves, alone; those of a row need not be UTF-8. */
+static size_t plain_length(const parser *p) {
     size_t i = p->at;
-    while (i < p->n && stands_for_itself((unsigned char)p->text[i]))
+    unsigned char limit = p->row != NULL ? 0xff : 0x7f;
+    while (i < p->n && (unsigned char)p->text[i] >= 0x20 && (unsigned char)p->text[i] <= limit &&
+           p->text[i] != '"' && p->text[i] != '\\')
         i++;
-    *is_whole = i < p->n && p->text[i] == '"';
     return i - p->at;
 }
 
-/* A string, from its opening quote to after its closing one. */
-static status parse_string(parser *p, const char **out, size_t *out_bytes, bool *out_is_plain) {
-    char *text;
-    size_t used = 0, start = p->at++;
-    *out_bytes = plain_length(p, out_is_plain);
-    if (*out_is_plain) {
-        TRY(arena_copy_text(p->tree, p->text + p->at, *out_bytes, out));
-        p->at += *out_bytes + 1;
-        return OK;
-    }
-    TRY(arena_alloc(p->tree, (void **)&text, raw_length(p) + 1, 1));
-    for (int c = peek(p); c != '"'; c = peek(p)) {
+/* A string, from its opening quote to after its closing one; *is_plain: without escapes, in ASCII
+ * or in a row. */
+static status parse_string(parser *p, const char **out, size_t *out_bytes, bool *is_plain) {
+    size_t used = 0, start = p->at++, run = plain_length(p);
+    char *text = p->row != NULL ? p->row + p->at : NULL;
+    *is_plain = p->at + run < p->n && p->text[p->at + run] == '"';
+    if (text == NULL) TRY(ARENA_NEW_RAW(p->tree, &text, (*is_plain ? run : raw_length(p)) + 1));
+    for (int c;; run = plain_length(p)) {
+        if (text + used != p->text + p->at) memmove(text + used, p->text + p->at, run);
+        used += run;
+        p->at += run;
+        c = peek(p);
+        if (c == '"') break;
         if (c < 0) return refuse(p, start, "this string has no closing quote");
         if (c < 0x20)
             return refuse(p, p->at, "control byte 0x%02x in a string; write it as \\u%04x",
@@ -524,6 +527,7 @@ static status parse_string(parser *p, const char **out, size_t *out_bytes, bool 
         p->at += (size_t)length;
     }
     p->at++;
+    text[used] = '\0';
     *out = text;
     *out_bytes = used;
     return OK;
@@ -571,6 +575,11 @@ static status parse_number(parser *p, json_value *out) {
     const char *text = p->text + start, *copy;
     size_t n = p->at - start;
     out->type = JSON_NUMBER;
+    if (p->row != NULL) {
+        out->string = text;
+        out->string_bytes = n;
+        return OK;
+    }
     if (is_integer && n <= FEW)
         out->integer = text[0] == '-' ? -(int64_t)value : (int64_t)value;
     else if (is_integer)
@@ -642,8 +651,10 @@ static status parse_key(parser *p, const json_value *like, json_value *member, b
     if (peek(p) != '"') return refuse_next(p, "a key in double quotes");
     *is_like = take_key(p, like, member);
     if (!*is_like) TRY(parse_string(p, &member->key, &bytes, &member->has_plain_key));
-    TRY(MEM_RESERVE(&p->keys, &p->keys_capacity, p->n_keys + 1));
-    p->keys[p->n_keys++] = (key_place){member->key, at};
+    if (p->row == NULL) {
+        TRY(MEM_RESERVE(&p->keys, &p->keys_capacity, p->n_keys + 1));
+        p->keys[p->n_keys++] = (key_place){member->key, at};
+    }
     skip_space(p);
     if (peek(p) != ':') return refuse_next(p, "':' after the key");
     p->at++;
@@ -698,10 +709,14 @@ static status parse_container(parser *p, int depth, const json_value *like, json
     return OK;
 }
 
-static status parse_word(parser *p, const char *word) {
+static status parse_word(parser *p, const char *word, json_value *out) {
     size_t n = strlen(word);
     if (p->n - p->at < n || memcmp(p->text + p->at, word, n) != 0)
         return refuse_next(p, "a value (string, number, object, array, true, false or null)");
+    if (p->row != NULL) {
+        out->string = p->text + p->at;
+        out->string_bytes = n;
+    }
     p->at += n;
     return OK;
 }
@@ -718,21 +733,28 @@ static status parse_value(parser *p, int depth, const json_value *like, json_val
     }
     out->type = c == 't' || c == 'f' ? JSON_BOOL : JSON_NULL;
     out->boolean = c == 't';
-    return parse_word(p, c == 't' ? "true" : c == 'f' ? "false" : "null");
+    return parse_word(p, c == 't' ? "true" : c == 'f' ? "false" : "null", out);
+}
+
+static status parse(parser *p, const json_value **out) {
+    json_value *root;
+    *out = NULL;
+    TRY(ARENA_NEW(p->tree, &root, 1));
+    status st = parse_value(p, 0, NULL, root);
+    mem_free(p->keys);
+    if (st != OK) return st;
+    skip_space(p);
+    if (p->at < p->n) return refuse_next(p, "the end of the text");
+    *out = root;
+    return OK;
 }
 
 status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out) {
-    parser p = {.tree = a, .name = name, .text = text, .n = n};
-    json_value *root;
-    *out = NULL;
-    TRY(ARENA_NEW(a, &root, 1));
-    status st = parse_value(&p, 0, NULL, root);
-    mem_free(p.keys);
-    if (st != OK) return st;
-    skip_space(&p);
-    if (p.at < n) return refuse_next(&p, "the end of the text");
-    *out = root;
-    return OK;
+    return parse(&(parser){.tree = a, .name = name, .text = text, .n = n}, out);
+}
+
+status json_parse_row(arena *a, char *line, size_t n, const json_value **out) {
+    return parse(&(parser){.tree = a, .text = line, .row = line, .n = n}, out);
 }
 
 const json_value *json_member(const json_value *object, const char *key) {

@@ -105,7 +105,7 @@ struct json_value {
     bool has_plain_key; /* the key had no escapes in the text */
     int64_t integer;
     double number;       /* every number, integers rounded where they must be */
-    const char *string;  /* NUL-terminated UTF-8 */
+    const char *string;  /* NUL-terminated UTF-8; json_parse_row: numbers and words, too */
     size_t string_bytes; /* without the NUL */
     const char *key;     /* of a member of an object */
     json_value *first;   /* first element or member */
@@ -115,6 +115,11 @@ struct json_value {
 
 /* Parses n bytes of text; `name` appears in error messages.  The tree lives in `a`. */
 status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out);
+
+/* The same of one line of a table, which is parsed in place: texts are views of it.  Numbers and
+ * words are not converted: `string` is how they stand there, without a NUL.  Bytes need not be
+ * UTF-8, and a key may stand there twice.  A reason begins with "byte N", counted from 1. */
+status json_parse_row(arena *a, char *line, size_t n, const json_value **out);
 
 /* Writes a value that was read, with everything in it. */
 void json_value_write(json_writer *w, const json_value *v);

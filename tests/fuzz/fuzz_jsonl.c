@@ -32,13 +32,12 @@ static void check_cell(const json_cell *cell, const json_value *v) {
 static void compare(const json_paths *paths, char *line, size_t n) {
     const json_value *root;
     json_cell cells[JSON_MAX_PATHS];
-    arena a;
+    arena a, row;
     arena_init(&a, 4096);
+    arena_init(&row, 4096);
     bool is_object = json_parse(&a, "fuzz", line, n, &root) == OK && root->type == JSON_OBJECT;
-    status st = json_row_read(paths, line, n, cells);
-    if (is_object && st != OK && strstr(status_reason(), "too deep") == NULL &&
-        strstr(status_reason(), "twice") == NULL)
-        abort();
+    status st = json_row_read(paths, &row, line, n, cells);
+    if (is_object && st != OK && strstr(status_reason(), "twice") == NULL) abort();
     if (is_object && st == OK) {
         const json_value *nested = json_member(root, "user");
         bool has_nested = nested != NULL && nested->type == JSON_OBJECT;
@@ -46,6 +45,7 @@ static void compare(const json_paths *paths, char *line, size_t n) {
         if (!has_nested) check_cell(&cells[0], json_member(root, "user.id"));
     }
     arena_fini(&a);
+    arena_fini(&row);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -3,17 +3,17 @@
  * A path "a.b" means member b of the object a, or a member that is called "a.b".  Values may be
  * strings or numbers; ids may be either in any row, so that 5 and "5" are the same user.  The whole
  * line is checked, not only the members that are needed.  Pure functions over bytes, safe for any
- * number of threads; strings are unescaped in place. */
+ * number of threads; strings are views of the line, unescaped in place. */
 #pragma once
 
 #include "data/read/row_field.h"
+#include "format/json.h"
 
-enum { JSON_MAX_PATHS = 64 };
+enum { JSON_MAX_PATHS = 64, JSON_ROW_BYTES = 1 << 16 /* of an arena for rows */ };
 
 /* The members that are wanted; texts are the caller's. */
 typedef struct json_paths {
     const char *path[JSON_MAX_PATHS];
-    size_t n_bytes[JSON_MAX_PATHS];
     csv_role role[JSON_MAX_PATHS]; /* of events */
     int n;
 } json_paths;
@@ -38,9 +38,13 @@ typedef struct json_cell {
 /* Adds a path; ERR_USAGE if there are too many. */
 status json_paths_add(json_paths *p, const char *path, csv_role role);
 
-/* Reads one line (without its end) into cells[p->n].  ERR_FORMAT, without file and line, for what
- * is not an object, and for a wanted member that is there twice. */
-status json_row_read(const json_paths *p, char *line, size_t n_bytes, json_cell *cells);
+/* The cell of a row (json_parse_row); ERR_FORMAT where the member is there twice. */
+status json_cell_find(arena *a, const json_value *row, const char *path, json_cell *out);
+
+/* Reads one line (without its end) into cells[p->n], views of the line and of memory of the arena,
+ * which is cleared first.  ERR_FORMAT, without file and line, for what is not an object, and for a
+ * wanted member that is there twice. */
+status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes, json_cell *cells);
 
 /* Like csv_parse_block, for the members t->paths. */
 status jsonl_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,

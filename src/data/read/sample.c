@@ -1,6 +1,6 @@
 #include "data/read/sample.h"
 #include "data/read/blocks.h"
-#include "format/json.h"
+#include "data/read/jsonl.h"
 
 enum { DELIMITER_ROWS = 20 };
 
@@ -140,30 +140,17 @@ static status add_names(jsonl_sampler *j, const json_value *object, const char *
     return OK;
 }
 
-/* The text of a value, as the parser of rows would see it. */
-static status value_text(sample *s, const json_value *v, csv_field *out) {
-    char number[64];
-    const char *text = v->type == JSON_STRING ? v->string : number, *copy;
-    number[0] = '\0';
-    if (v->type == JSON_BOOL) snprintf(number, sizeof number, "%d", v->boolean);
-    if (v->type == JSON_NUMBER && v->is_integer)
-        snprintf(number, sizeof number, "%lld", (long long)v->integer);
-    else if (v->type == JSON_NUMBER)
-        snprintf(number, sizeof number, "%.17g", v->number);
-    TRY(arena_copy_text(&s->memory, text, strlen(text), &copy));
-    *out = (csv_field){(char *)copy, strlen(copy)};
-    return OK;
-}
-
-static status fill_cells(jsonl_sampler *j, const json_value *object, const char *prefix, int row) {
-    for (const json_value *v = object->first; v != NULL; v = v->next) {
-        char name[NAME_BYTES];
-        if (!join_name(name, prefix, v->key)) continue;
-        if (v->type == JSON_OBJECT) TRY(fill_cells(j, v, name, row));
-        int i = find_name(j, name);
-        if (v->type == JSON_OBJECT || v->type == JSON_ARRAY || v->type == JSON_NULL || i < 0)
-            continue;
-        TRY(value_text(j->s, v, &j->s->cell[row * j->s->n_columns + i]));
+/* A row's cells, as the parser of rows would see them; a bad row is reported by that. */
+static status fill_cells(jsonl_sampler *j, int row) {
+    static char digits[2][2] = {"0", "1"};
+    for (int i = 0; i < j->n_names; i++) {
+        json_cell cell;
+        status st = json_cell_find(&j->s->memory, j->row[row], j->names[i], &cell);
+        if (st == ERR_NOMEM) return st;
+        if (cell.kind == JSON_CELL_BOOL)
+            cell.field = (csv_field){digits[*cell.field.text == 't'], 1};
+        if (cell.kind >= JSON_CELL_TEXT && cell.kind <= JSON_CELL_BOOL)
+            j->s->cell[row * j->n_names + i] = cell.field;
     }
     return OK;
 }
@@ -171,7 +158,9 @@ static status fill_cells(jsonl_sampler *j, const json_value *object, const char 
 static status add_row(jsonl_sampler *j, const char *line, size_t n, uint64_t number) {
     const json_value *root;
     sample *s = j->s;
-    status st = json_parse(&s->memory, "row", line, n, &root);
+    const char *copy;
+    TRY(arena_copy_text(&s->memory, line, n, &copy));
+    status st = json_parse_row(&s->memory, (char *)(uintptr_t)copy, n, &root);
     if (st == ERR_NOMEM) return st;
     if (st != OK || root->type != JSON_OBJECT) return OK; /* the parser reports it */
     s->line[s->n_rows] = number;
@@ -193,6 +182,6 @@ status sample_jsonl(sample *s, const char *text, size_t n, uint64_t first_line) 
     TRY(ARENA_NEW(&s->memory, &s->cell, (size_t)s->n_rows * (size_t)j.n_names + 1));
     memcpy(s->name, j.names, (size_t)j.n_names * sizeof *s->name);
     for (int i = 0; i < s->n_rows; i++)
-        TRY(fill_cells(&j, j.row[i], "", i));
+        TRY(fill_cells(&j, i));
     return OK;
 }

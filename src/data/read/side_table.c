@@ -31,6 +31,7 @@ typedef struct side_reader {
     bool is_items;
     int feature[CONTEXT_MAX];          /* of users, or content of items: numbers in the builder */
     buf text, list;                    /* of items: a text in UTF-8, the elements of a list */
+    arena row;                         /* JSON lines: values of the row */
     csv_field *fields;                 /* (CSV_MAX_COLUMNS) */
     csv_field wanted[SIDE_MAX_WANTED]; /* the row's fields, in the order asked for */
 } side_reader;
@@ -50,7 +51,7 @@ static status split_csv(side_reader *r, char *row, size_t n_bytes) {
  * cannot be a feature. */
 static status split_json(side_reader *r, char *row, size_t n_bytes) {
     json_cell cells[JSON_MAX_PATHS];
-    TRY(json_row_read(r->rows->paths, row, n_bytes, cells));
+    TRY(json_row_read(r->rows->paths, &r->row, row, n_bytes, cells));
     int first = r->rows->n_columns - r->rows->n_content;
     for (int i = 0; i < r->rows->n_columns; i++) {
         json_cell_kind kind = cells[i].kind;
@@ -284,9 +285,11 @@ static status side_rows_read(source_job *job, blocks *b, const side_rows *rows,
     for (int i = 0; i < rows->n_content; i++)
         TRY(builder_add_content(job->build, &rows->content[i], &r.feature[i]));
     TRY(MEM_NEW(&r.fields, CSV_MAX_COLUMNS));
+    arena_init(&r.row, JSON_ROW_BYTES);
     status st = rows->parquet != NULL ? read_parquet_rows(&r, rows->parquet) : read_blocks(&r, b);
     buf_fini(&r.text);
     buf_fini(&r.list);
+    arena_fini(&r.row);
     mem_free(r.fields);
     return st;
 }
