@@ -34,13 +34,19 @@ static status take_zigzag(thrift *t, int64_t *out) {
     return OK;
 }
 
-static status take_bytes(thrift *t, uint64_t n) {
+static status pass_bytes(thrift *t, uint64_t n) {
     if (n > (uint64_t)(t->end - t->at)) return fail_short(t);
     t->at += n;
     return OK;
 }
 
-status thrift_next_field(thrift *t, thrift_field *f) {
+typedef struct field {
+    int32_t id; /* 0 before the first field */
+    uint8_t type;
+} field;
+
+/* `f` is the previous one; f->type = THRIFT_STOP at the end of a struct. */
+static status next_field(thrift *t, field *f) {
     unsigned byte;
     int64_t id = f->id;
     TRY(take_byte(t, &byte));
@@ -56,18 +62,12 @@ status thrift_next_field(thrift *t, thrift_field *f) {
     return OK;
 }
 
-static status wrong_type(const thrift_field *f, const char *wanted) {
+static status wrong_type(const field *f, const char *wanted) {
     return fail(ERR_FORMAT, "Thrift field %d has type %d and should be %s", (int)f->id, f->type,
                 wanted);
 }
 
-status thrift_get_bool(thrift *t, const thrift_field *f, bool *out) {
-    (void)t; /* the type is the value */
-    *out = f->type == THRIFT_TRUE;
-    return f->type == THRIFT_TRUE || f->type == THRIFT_FALSE ? OK : wrong_type(f, "a boolean");
-}
-
-status thrift_get_int(thrift *t, const thrift_field *f, int64_t *out) {
+static status take_int(thrift *t, const field *f, int64_t *out) {
     if (f->type == THRIFT_BYTE) {
         unsigned byte;
         TRY(take_byte(t, &byte));
@@ -78,23 +78,21 @@ status thrift_get_int(thrift *t, const thrift_field *f, int64_t *out) {
     return take_zigzag(t, out);
 }
 
-status thrift_get_i32(thrift *t, const thrift_field *f, int32_t *out) {
+static status take_i32(thrift *t, const field *f, int32_t *out) {
     int64_t wide = 0;
-    TRY(thrift_get_int(t, f, &wide));
+    TRY(take_int(t, f, &wide));
     if (wide < INT32_MIN || wide > INT32_MAX)
         return fail(ERR_FORMAT, "Thrift field %d does not fit 32 bits", (int)f->id);
     *out = (int32_t)wide;
     return OK;
 }
 
-status thrift_get_binary(thrift *t, const thrift_field *f, const char **bytes, size_t *n) {
+static status take_binary(thrift *t, const field *f, thrift_bytes *out) {
     uint64_t length;
     if (f->type != THRIFT_BINARY) return wrong_type(f, "a string");
     TRY(take_varint(t, &length));
-    *bytes = (const char *)t->at;
-    TRY(take_bytes(t, length));
-    *n = (size_t)length;
-    return OK;
+    *out = (thrift_bytes){(const char *)t->at, (size_t)length};
+    return pass_bytes(t, length);
 }
 
 static status take_list(thrift *t, unsigned *element, uint64_t *n) {
@@ -107,26 +105,12 @@ static status take_list(thrift *t, unsigned *element, uint64_t *n) {
     return *n > (uint64_t)(t->end - t->at) ? fail_short(t) : OK;
 }
 
-static status thrift_open_list(thrift *t, const thrift_field *f, thrift_type element, uint64_t *n) {
-    unsigned type = 0;
-    if (f->type != THRIFT_LIST) return wrong_type(f, "a list");
-    TRY(take_list(t, &type, n));
-    if (*n > 0 && type != (unsigned)element)
-        return fail(ERR_FORMAT, "Thrift field %d is a list of type %u and should be of type %d",
-                    (int)f->id, type, (int)element);
-    return OK;
-}
-
-status thrift_check_struct(const thrift *t, const thrift_field *f) {
-    return f->type == THRIFT_STRUCT ? OK : wrong_type(f, "a struct");
-}
-
 static status skip_value(thrift *t, unsigned type, bool is_element, int depth);
 
 static status skip_struct(thrift *t, int depth) {
-    thrift_field f = {0};
+    field f = {0};
     for (;;) {
-        TRY(thrift_next_field(t, &f));
+        TRY(next_field(t, &f));
         if (f.type == THRIFT_STOP) return OK;
         TRY(skip_value(t, f.type, false, depth));
     }
@@ -162,18 +146,18 @@ static status skip_value(thrift *t, unsigned type, bool is_element, int depth) {
     switch (type) {
     case THRIFT_TRUE:
     case THRIFT_FALSE:
-        return take_bytes(t, is_element);
+        return pass_bytes(t, is_element);
     case THRIFT_BYTE:
-        return take_bytes(t, 1);
+        return pass_bytes(t, 1);
     case THRIFT_I16:
     case THRIFT_I32:
     case THRIFT_I64:
         return take_varint(t, &n);
     case THRIFT_DOUBLE:
-        return take_bytes(t, 8);
+        return pass_bytes(t, 8);
     case THRIFT_BINARY:
         TRY(take_varint(t, &n));
-        return take_bytes(t, n);
+        return pass_bytes(t, n);
     case THRIFT_LIST:
     case THRIFT_SET:
         return skip_list(t, depth + 1);
@@ -186,8 +170,54 @@ static status skip_value(thrift *t, unsigned type, bool is_element, int depth) {
     }
 }
 
-status thrift_skip(thrift *t, const thrift_field *f) {
-    return skip_value(t, f->type, false, 0);
+static status take_structs(thrift *t, const field *f, const thrift_want *w, void *to) {
+    unsigned type = 0;
+    uint64_t n;
+    if (f->type != THRIFT_LIST) return wrong_type(f, "a list");
+    TRY(take_list(t, &type, &n));
+    if (n > 0 && type != THRIFT_STRUCT)
+        return fail(ERR_FORMAT, "Thrift field %d is a list of type %u and should be of type %d",
+                    (int)f->id, type, THRIFT_STRUCT);
+    for (uint64_t i = 0; i < n; i++)
+        TRY(w->each(to, t, i, n));
+    return OK;
+}
+
+static status take_value(thrift *t, const field *f, const thrift_want *w, void *to) {
+    void *at = (char *)to + w->at;
+    switch (w->kind) {
+    case WANT_BOOL:
+        *(bool *)at = f->type == THRIFT_TRUE;
+        return f->type == THRIFT_TRUE || f->type == THRIFT_FALSE ? OK : wrong_type(f, "a boolean");
+    case WANT_I32:
+        return take_i32(t, f, at);
+    case WANT_I64:
+        return take_int(t, f, at);
+    case WANT_BYTES:
+        return take_binary(t, f, at);
+    case WANT_STRUCT:
+        return f->type == THRIFT_STRUCT ? thrift_read(t, w->fields, to) : wrong_type(f, "a struct");
+    default:
+        return take_structs(t, f, w, to);
+    }
+}
+
+status thrift_read(thrift *t, const thrift_want *wants, void *to) {
+    field f = {0};
+    for (;;) {
+        bool is_taken = false;
+        TRY(next_field(t, &f));
+        if (f.type == THRIFT_STOP) return OK;
+        for (const thrift_want *w = wants; w->kind != WANT_END; w++) {
+            if (w->id != f.id && w->id != THRIFT_ANY) continue;
+            if (w->kind == WANT_ID) *(int32_t *)((char *)to + w->at) = f.id;
+            if (w->kind == WANT_SEEN) *(bool *)((char *)to + w->at) = true;
+            if (w->kind == WANT_ID || w->kind == WANT_SEEN) continue;
+            TRY(take_value(t, &f, w, to));
+            is_taken = true;
+        }
+        if (!is_taken) TRY(skip_value(t, f.type, false, 0));
+    }
 }
 
 /* The footer of a wide table with thousands of row groups has some tens of megabytes. */
@@ -216,114 +246,71 @@ static void set_converted(schema_element *e, int32_t type) {
         e->meaning = (parquet_meaning)meanings[type];
 }
 
-/* The unit of a timestamp, a union: its field's number is the unit. */
-static status read_unit(thrift *t, const thrift_field *field, schema_element *e) {
-    thrift_field f = {0};
-    TRY(thrift_check_struct(t, field));
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        e->meaning = f.id == 1   ? MEANS_MILLISECONDS
-                     : f.id == 2 ? MEANS_MICROSECONDS
-                     : f.id == 3 ? MEANS_NANOSECONDS
-                                 : MEANS_OTHER;
-        TRY(thrift_skip(t, &f));
-    }
-}
+/* What the footer says of an entry, before it is checked. */
+typedef struct element_claims {
+    int32_t type, fixed_bytes, repetition, n_children, converted;
+    thrift_bytes name;
+    bool has_logical, is_utc, is_signed;
+    int32_t logical, unit; /* unions: the numbers of their fields */
+} element_claims;
 
-/* The content of the union's one field: a timestamp has a unit, an integer a sign. */
-static status read_logical_content(thrift *t, const thrift_field *kind, schema_element *e) {
-    thrift_field f = {0};
-    bool is_signed = true, is_utc = true;
-    TRY(thrift_check_struct(t, kind));
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) break;
-        if (kind->id == 8 && f.id == 2)
-            TRY(read_unit(t, &f, e));
-        else if (kind->id == 8 && f.id == 1)
-            TRY(thrift_get_bool(t, &f, &is_utc));
-        else if (kind->id == 10 && f.id == 2)
-            TRY(thrift_get_bool(t, &f, &is_signed));
-        else
-            TRY(thrift_skip(t, &f));
-    }
-    e->is_local = !is_utc;
-    if (kind->id == 10) e->meaning = is_signed ? MEANS_PLAIN : MEANS_UNSIGNED;
-    return OK;
-}
+static const thrift_want TIME_UNIT[] = {WANT(THRIFT_ANY, ID, element_claims, unit), {0}};
+static const thrift_want TIMESTAMP[] = {
+    WANT(1, BOOL, element_claims, is_utc), {2, WANT_STRUCT, 0, TIME_UNIT, NULL}, {0}};
+static const thrift_want INTEGER[] = {WANT(2, BOOL, element_claims, is_signed), {0}};
+static const thrift_want LOGICAL[] = {WANT(THRIFT_ANY, ID, element_claims, logical),
+                                      {8, WANT_STRUCT, 0, TIMESTAMP, NULL},
+                                      {10, WANT_STRUCT, 0, INTEGER, NULL},
+                                      {0}};
+static const thrift_want ELEMENT[] = {WANT(1, I32, element_claims, type),
+                                      WANT(2, I32, element_claims, fixed_bytes),
+                                      WANT(3, I32, element_claims, repetition),
+                                      WANT(4, BYTES, element_claims, name),
+                                      WANT(5, I32, element_claims, n_children),
+                                      WANT(6, I32, element_claims, converted),
+                                      WANT(10, SEEN, element_claims, has_logical),
+                                      {10, WANT_STRUCT, 0, LOGICAL, NULL},
+                                      {0}};
 
 /* LogicalType, the newer annotation, which wins where there are both. */
-static status read_logical(thrift *t, const thrift_field *field, schema_element *e) {
+static void set_logical(schema_element *e, const element_claims *c) {
     static const uint8_t meanings[] = {
         [1] = MEANS_TEXT,        [4] = MEANS_TEXT,  [5] = MEANS_DECIMAL, [6] = MEANS_DATE,
         [7] = MEANS_TIME_OF_DAY, [8] = MEANS_OTHER, [10] = MEANS_PLAIN,  [12] = MEANS_TEXT,
         [13] = MEANS_OTHER,      [14] = MEANS_UUID};
-    thrift_field f = {0};
-    TRY(thrift_check_struct(t, field));
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        e->is_list |= f.id == 3;
-        e->is_map |= f.id == 2;
-        e->meaning = f.id > 0 && f.id <= 14 ? (parquet_meaning)meanings[f.id] : MEANS_OTHER;
-        TRY(read_logical_content(t, &f, e));
-    }
+    e->is_list |= c->logical == 3;
+    e->is_map |= c->logical == 2;
+    e->is_local = !c->is_utc;
+    e->meaning =
+        c->logical >= 0 && c->logical <= 14 ? (parquet_meaning)meanings[c->logical] : MEANS_OTHER;
+    if (c->logical == 8 && c->unit >= 1 && c->unit <= 3)
+        e->meaning = (parquet_meaning)(MEANS_MILLISECONDS + c->unit - 1);
+    if (c->logical == 10 && !c->is_signed) e->meaning = MEANS_UNSIGNED;
 }
 
-static status read_element(thrift *t, schema_element *e) {
-    thrift_field f = {0};
-    int32_t repetition = REQUIRED, n_children = 0, converted = -1;
-    schema_element newer = {.meaning = MEANS_PLAIN};
-    bool has_logical = false;
-    *e = (schema_element){.type = -1, .name = ""};
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) break;
-        if (f.id == 1)
-            TRY(thrift_get_i32(t, &f, &e->type));
-        else if (f.id == 2)
-            TRY(thrift_get_i32(t, &f, &e->fixed_bytes));
-        else if (f.id == 3)
-            TRY(thrift_get_i32(t, &f, &repetition));
-        else if (f.id == 4)
-            TRY(thrift_get_binary(t, &f, &e->name, &e->name_bytes));
-        else if (f.id == 5)
-            TRY(thrift_get_i32(t, &f, &n_children));
-        else if (f.id == 6)
-            TRY(thrift_get_i32(t, &f, &converted));
-        else if (f.id == 10) {
-            TRY(read_logical(t, &f, &newer));
-            has_logical = true;
-        } else
-            TRY(thrift_skip(t, &f));
-    }
-    if (e->type < -1 || e->type > PARQUET_FIXED || repetition < REQUIRED || repetition > REPEATED ||
-        n_children < 0 || (e->type >= 0 && n_children > 0))
+static status read_element(void *to, thrift *t, uint64_t i, uint64_t n) {
+    parquet_file *f = to;
+    element_claims c = {.type = -1, .name = {"", 0}, .converted = -1};
+    c.is_utc = c.is_signed = true;
+    if (n > MAX_ELEMENTS)
+        return fail(ERR_UNSUPPORTED, "the schema has more than %d columns", MAX_ELEMENTS);
+    TRY(thrift_read(t, ELEMENT, &c));
+    if (c.type < -1 || c.type > PARQUET_FIXED || c.repetition < REQUIRED ||
+        c.repetition > REPEATED || c.n_children < 0 || (c.type >= 0 && c.n_children > 0))
         return fail(ERR_FORMAT,
                     "the schema has an entry that cannot be: type %d, repetition %d, "
                     "%d children",
-                    (int)e->type, (int)repetition, (int)n_children);
-    if (converted != -1) set_converted(e, converted);
-    if (has_logical) e->meaning = newer.meaning, e->is_local = newer.is_local;
-    e->is_list |= newer.is_list;
-    e->is_map |= newer.is_map;
-    e->repetition = (uint8_t)repetition;
-    e->n_children = (uint32_t)n_children;
-    return OK;
-}
-
-static status read_schema(thrift *t, const thrift_field *field, parquet_file *f) {
-    uint64_t n;
-    TRY(thrift_open_list(t, field, THRIFT_STRUCT, &n));
-    if (n > MAX_ELEMENTS)
-        return fail(ERR_UNSUPPORTED, "the schema has more than %d columns", MAX_ELEMENTS);
-    f->n_elements = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        TRY(MEM_RESERVE(&f->schema, &f->element_capacity, f->n_elements + 1));
-        TRY(read_element(t, &f->schema[f->n_elements]));
-        f->n_elements++;
-    }
+                    (int)c.type, (int)c.repetition, (int)c.n_children);
+    if (i == 0) f->n_elements = 0;
+    TRY(MEM_RESERVE(&f->schema, &f->element_capacity, f->n_elements + 1));
+    schema_element *e = &f->schema[f->n_elements++];
+    *e = (schema_element){.name = c.name,
+                          .n_children = (uint32_t)c.n_children,
+                          .type = c.type,
+                          .fixed_bytes = c.fixed_bytes,
+                          .repetition = (uint8_t)c.repetition};
+    if (c.converted != -1) set_converted(e, c.converted);
+    if (c.has_logical) set_logical(e, &c);
     return OK;
 }
 
@@ -346,26 +333,22 @@ static status check_schema(parquet_file *f) {
     return OK;
 }
 
+static thrift footer_of(const parquet_file *f) {
+    return (thrift){.at = (unsigned char *)f->footer,
+                    .end = (unsigned char *)f->footer + f->footer_bytes};
+}
+
 static status read_file_meta(parquet_file *f) {
-    thrift t = {.at = (unsigned char *)f->footer,
-                .end = (unsigned char *)f->footer + f->footer_bytes};
-    thrift_field field = {0};
-    int64_t n_rows = -1;
-    for (;;) {
-        TRY(thrift_next_field(&t, &field));
-        if (field.type == THRIFT_STOP) break;
-        if (field.id == 2)
-            TRY(read_schema(&t, &field, f));
-        else if (field.id == 3)
-            TRY(thrift_get_int(&t, &field, &n_rows));
-        else if (field.id == 8)
-            return fail(ERR_UNSUPPORTED,
-                        "the file is encrypted; write it again without encryption");
-        else
-            TRY(thrift_skip(&t, &field));
-    }
-    if (n_rows < 0) return fail(ERR_FORMAT, "the footer does not say how many rows there are");
-    f->n_rows = (uint64_t)n_rows;
+    static const thrift_want wants[] = {{2, WANT_LIST, 0, NULL, read_element},
+                                        WANT(3, I64, parquet_file, n_rows),
+                                        WANT(8, SEEN, parquet_file, is_encrypted),
+                                        {0}};
+    thrift t = footer_of(f);
+    f->n_rows = -1;
+    TRY(thrift_read(&t, wants, f));
+    if (f->is_encrypted)
+        return fail(ERR_UNSUPPORTED, "the file is encrypted; write it again without encryption");
+    if (f->n_rows < 0) return fail(ERR_FORMAT, "the footer does not say how many rows there are");
     return check_schema(f);
 }
 
@@ -511,9 +494,9 @@ static status set_column(const parquet_file *f, size_t at, parquet_column *c) {
 }
 
 static bool is_name(const schema_element *e, const char *wanted, bool is_exact) {
-    return e->name_bytes == strlen(wanted) &&
-           (is_exact ? memcmp(e->name, wanted, e->name_bytes)
-                     : strncasecmp(e->name, wanted, e->name_bytes)) == 0;
+    return e->name.n == strlen(wanted) &&
+           (is_exact ? memcmp(e->name.at, wanted, e->name.n)
+                     : strncasecmp(e->name.at, wanted, e->name.n)) == 0;
 }
 
 /* Whether a top-level entry, the number-th, is the wanted one on this pass: name, any case, number.
@@ -537,7 +520,7 @@ status parquet_find_column(const parquet_file *f, const char *wanted, parquet_co
                 *is_found = true;
                 *out = (parquet_column){.leaf = leaf};
                 snprintf(out->name, sizeof out->name, "%s",
-                         escape_excerpt(text, f->schema[at].name, f->schema[at].name_bytes));
+                         escape_excerpt(text, f->schema[at].name.at, f->schema[at].name.n));
                 status st = set_column(f, at, out);
                 return st == OK ? OK : fail_prefix(st, "%s: column '%s'", f->path, out->name);
             }
@@ -552,7 +535,7 @@ void parquet_list_names(const parquet_file *f, char *out, size_t size) {
     size_t at = 1;
     out[0] = '\0';
     for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
-        escape_list_add(out, size, f->schema[at].name, f->schema[at].name_bytes);
+        escape_list_add(out, size, f->schema[at].name.at, f->schema[at].name.n);
         at = skip_subtree(f, at, &leaf);
     }
 }
@@ -564,7 +547,7 @@ status parquet_get_names(const parquet_file *f, arena *memory, const char ***out
     TRY(ARENA_NEW(memory, out, (size_t)*n));
     for (int i = 0; i < *n; i++) {
         const schema_element *e = &f->schema[at];
-        TRY(arena_copy_text(memory, e->name, e->name_bytes, &(*out)[i]));
+        TRY(arena_copy_text(memory, e->name.at, e->name.n, &(*out)[i]));
         at = skip_subtree(f, at, &leaf);
     }
     return OK;
@@ -579,49 +562,17 @@ typedef struct chunk_claims {
     bool has_meta, is_elsewhere, is_encrypted;
 } chunk_claims;
 
-static status read_chunk_meta(thrift *t, const thrift_field *field, chunk_claims *c) {
-    thrift_field f = {0};
-    TRY(thrift_check_struct(t, field));
-    c->has_meta = true;
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        if (f.id == 1)
-            TRY(thrift_get_i32(t, &f, &c->type));
-        else if (f.id == 4)
-            TRY(thrift_get_i32(t, &f, &c->codec));
-        else if (f.id == 5)
-            TRY(thrift_get_int(t, &f, &c->n_values));
-        else if (f.id == 7)
-            TRY(thrift_get_int(t, &f, &c->compressed_bytes));
-        else if (f.id == 9)
-            TRY(thrift_get_int(t, &f, &c->data_offset));
-        else if (f.id == 11)
-            TRY(thrift_get_int(t, &f, &c->dictionary_offset));
-        else
-            TRY(thrift_skip(t, &f));
-    }
-}
-
-static status read_claims(thrift *t, chunk_claims *c) {
-    thrift_field f = {0};
-    *c = (chunk_claims){.type = -1,
-                        .codec = -1,
-                        .n_values = -1,
-                        .compressed_bytes = -1,
-                        .data_offset = -1,
-                        .dictionary_offset = -1};
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        c->is_elsewhere |= f.id == 1;
-        c->is_encrypted |= f.id == 8 || f.id == 9;
-        if (f.id == 3)
-            TRY(read_chunk_meta(t, &f, c));
-        else
-            TRY(thrift_skip(t, &f));
-    }
-}
+static const thrift_want CHUNK_META[] = {WANT(1, I32, chunk_claims, type),
+                                         WANT(4, I32, chunk_claims, codec),
+                                         WANT(5, I64, chunk_claims, n_values),
+                                         WANT(7, I64, chunk_claims, compressed_bytes),
+                                         WANT(9, I64, chunk_claims, data_offset),
+                                         WANT(11, I64, chunk_claims, dictionary_offset),
+                                         {0}};
+static const thrift_want CHUNK[] = {
+    WANT(1, SEEN, chunk_claims, is_elsewhere), WANT(3, SEEN, chunk_claims, has_meta),
+    {3, WANT_STRUCT, 0, CHUNK_META, NULL},     WANT(8, SEEN, chunk_claims, is_encrypted),
+    WANT(9, SEEN, chunk_claims, is_encrypted), {0}};
 
 static status check_codec(int32_t codec) {
     static const char *const refused[] = {NULL,     NULL,  NULL, "LZO",
@@ -669,100 +620,76 @@ typedef struct groups_reader {
     const parquet_file *file;
     const parquet_column *columns;
     int n_columns;
+    parquet_group_fn fn;
+    void *ctx;
     parquet_chunk chunk[PARQUET_MAX_WANTED];
+    bool is_there, has_chunks; /* the list of groups; the columns of the group in hand */
+    int64_t n_rows, first_row; /* of the group in hand */
 } groups_reader;
 
 /* Chunks are in the order of the leaves; those of other columns are skipped. */
-static status read_chunks(groups_reader *r, thrift *t, const thrift_field *field) {
-    uint64_t n;
-    TRY(thrift_open_list(t, field, THRIFT_STRUCT, &n));
+static status read_chunk(void *to, thrift *t, uint64_t leaf, uint64_t n) {
+    groups_reader *r = to;
+    chunk_claims c = {.type = -1,
+                      .codec = -1,
+                      .n_values = -1,
+                      .compressed_bytes = -1,
+                      .data_offset = -1,
+                      .dictionary_offset = -1};
     if (n != r->file->n_leaves)
         return fail(ERR_FORMAT, "a row group has %llu columns, but the schema has %u",
                     (unsigned long long)n, r->file->n_leaves);
-    for (uint64_t leaf = 0; leaf < n; leaf++) {
-        chunk_claims claims;
-        TRY(read_claims(t, &claims));
-        for (int i = 0; i < r->n_columns; i++) {
-            if (r->columns[i].leaf != leaf) continue;
-            status st = check_claims(r->file, &r->columns[i], &claims, &r->chunk[i]);
-            if (st != OK) return fail_prefix(st, "column '%s'", r->columns[i].name);
-        }
+    TRY(thrift_read(t, CHUNK, &c));
+    r->has_chunks = true;
+    for (int i = 0; i < r->n_columns; i++) {
+        if (r->columns[i].leaf != leaf) continue;
+        status st = check_claims(r->file, &r->columns[i], &c, &r->chunk[i]);
+        if (st != OK) return fail_prefix(st, "column '%s'", r->columns[i].name);
     }
     return OK;
 }
 
-static status check_group(const groups_reader *r, int64_t n_rows, bool has_chunks) {
-    if (n_rows < 0 || !has_chunks)
+static status check_group(const groups_reader *r) {
+    if (r->n_rows < 0 || !r->has_chunks)
         return fail(ERR_FORMAT, "a row group does not say how many rows or columns it has");
     for (int i = 0; i < r->n_columns; i++)
-        if (r->columns[i].max_repeat == 0 && r->chunk[i].n_values != (uint64_t)n_rows)
+        if (r->columns[i].max_repeat == 0 && r->chunk[i].n_values != (uint64_t)r->n_rows)
             return fail(ERR_FORMAT, "column '%s' has %llu values in a row group of %lld rows",
                         r->columns[i].name, (unsigned long long)r->chunk[i].n_values,
-                        (long long)n_rows);
+                        (long long)r->n_rows);
+    if (r->n_rows > r->file->n_rows - r->first_row)
+        return fail(ERR_FORMAT, "the row groups have more rows than the %lld of the file",
+                    (long long)r->file->n_rows);
     return OK;
 }
 
-static status read_group(groups_reader *r, thrift *t, parquet_group *g) {
-    thrift_field f = {0};
-    int64_t n_rows = -1;
-    bool has_chunks = false;
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) break;
-        if (f.id == 1) {
-            TRY(read_chunks(r, t, &f));
-            has_chunks = true;
-        } else if (f.id == 3) {
-            TRY(thrift_get_int(t, &f, &n_rows));
-        } else {
-            TRY(thrift_skip(t, &f));
-        }
-    }
-    TRY(check_group(r, n_rows, has_chunks));
-    g->n_rows = (uint64_t)n_rows;
-    return OK;
+static status read_group(void *to, thrift *t, uint64_t i, uint64_t n) {
+    static const thrift_want wants[] = {
+        {1, WANT_LIST, 0, NULL, read_chunk}, WANT(3, I64, groups_reader, n_rows), {0}};
+    groups_reader *r = to;
+    r->n_rows = -1;
+    r->has_chunks = false;
+    TRY(thrift_read(t, wants, r));
+    TRY(check_group(r));
+    parquet_group g = {(uint64_t)r->n_rows, (uint64_t)r->first_row, r->chunk};
+    r->first_row += r->n_rows;
+    return g.n_rows > 0 ? r->fn(r->ctx, &g) : OK;
 }
 
-static status read_all(groups_reader *r, thrift *t, const thrift_field *field, parquet_group_fn fn,
-                       void *ctx) {
-    uint64_t n, n_rows = 0;
-    TRY(thrift_open_list(t, field, THRIFT_STRUCT, &n));
-    for (uint64_t i = 0; i < n; i++) {
-        parquet_group g = {.chunk = r->chunk, .first_row = n_rows};
-        TRY(read_group(r, t, &g));
-        if (g.n_rows > r->file->n_rows - n_rows)
-            return fail(ERR_FORMAT, "the row groups have more rows than the %llu of the file",
-                        (unsigned long long)r->file->n_rows);
-        n_rows += g.n_rows;
-        if (g.n_rows > 0) TRY(fn(ctx, &g));
-    }
-    if (n_rows != r->file->n_rows)
-        return fail(ERR_FORMAT, "the row groups have %llu rows in all, but the file %llu",
-                    (unsigned long long)n_rows, (unsigned long long)r->file->n_rows);
-    return OK;
-}
-
-static status read_groups(groups_reader *r, parquet_group_fn fn, void *ctx) {
-    thrift t = {.at = (unsigned char *)r->file->footer,
-                .end = (unsigned char *)r->file->footer + r->file->footer_bytes};
-    thrift_field f = {0};
-    bool is_read = false;
-    for (;;) {
-        TRY(thrift_next_field(&t, &f));
-        if (f.type == THRIFT_STOP) break;
-        if (f.id == 4 && !is_read) {
-            TRY(read_all(r, &t, &f, fn, ctx));
-            is_read = true;
-        } else {
-            TRY(thrift_skip(&t, &f));
-        }
-    }
-    return is_read ? OK : fail(ERR_FORMAT, "the footer has no list of row groups");
+static status read_groups(groups_reader *r) {
+    static const thrift_want wants[] = {
+        {4, WANT_LIST, 0, NULL, read_group}, WANT(4, SEEN, groups_reader, is_there), {0}};
+    thrift t = footer_of(r->file);
+    TRY(thrift_read(&t, wants, r));
+    if (!r->is_there) return fail(ERR_FORMAT, "the footer has no list of row groups");
+    if (r->first_row == r->file->n_rows) return OK;
+    return fail(ERR_FORMAT, "the row groups have %lld rows in all, but the file %lld",
+                (long long)r->first_row, (long long)r->file->n_rows);
 }
 
 status parquet_read_groups(const parquet_file *f, const parquet_column *columns, int n_columns,
                            parquet_group_fn fn, void *ctx) {
-    groups_reader r = {.file = f, .columns = columns, .n_columns = n_columns};
-    status st = read_groups(&r, fn, ctx);
+    groups_reader r = {.file = f, .columns = columns, .n_columns = n_columns, .fn = fn, .ctx = ctx};
+    status st = read_groups(&r);
     return st == OK || st == ERR_NOMEM ? st : fail_prefix(st, "%s", f->path);
 }

@@ -35,27 +35,38 @@ typedef struct thrift {
     bool is_short; /* the last failure: the bytes end too early, more of them might help */
 } thrift;
 
-typedef struct thrift_field {
-    int32_t id; /* 0 before the first field */
-    uint8_t type;
-} thrift_field;
+/* A field of a struct that is wanted, by its number, and what goes where in the C struct that
+ * thrift_read fills.  A table of them ends with {0}. */
+enum { THRIFT_ANY = -1 };
+typedef enum {
+    WANT_END = 0,
+    WANT_ID,     /* int32_t: the field's number, for unions */
+    WANT_SEEN,   /* bool: the field is there */
+    WANT_BOOL,   /* bool */
+    WANT_I32,    /* int32_t: a number of any width that fits */
+    WANT_I64,    /* int64_t: a number of any width */
+    WANT_BYTES,  /* thrift_bytes */
+    WANT_STRUCT, /* a struct, whose wanted fields go to the same C struct */
+    WANT_LIST    /* a list of structs: `each` reads element i of n, with thrift_read */
+} want_kind;
 
-/* The next field of a struct; `f` is the previous one (zero at the start of the struct).  f->type =
- * THRIFT_STOP at its end. */
-status thrift_next_field(thrift *t, thrift_field *f);
+typedef struct thrift_bytes {
+    const char *at; /* a view */
+    size_t n;
+} thrift_bytes;
 
-/* The value of a field, which must have the type. */
-status thrift_get_bool(thrift *t, const thrift_field *f, bool *out);
-status thrift_get_int(thrift *t, const thrift_field *f, int64_t *out); /* of any width */
-status thrift_get_i32(thrift *t, const thrift_field *f, int32_t *out); /* that fits 32 bits */
-status thrift_get_binary(thrift *t, const thrift_field *f, const char **bytes, size_t *n);
+typedef struct thrift_want {
+    int32_t id; /* THRIFT_ANY: of every field */
+    want_kind kind;
+    size_t at;
+    const struct thrift_want *fields;
+    status (*each)(void *to, thrift *t, uint64_t i, uint64_t n);
+} thrift_want;
+#define WANT(id, kind, type, member)                                                               \
+    { id, WANT_##kind, offsetof(type, member), NULL, NULL }
 
-/* Opens a list of this type; the caller then reads *n elements.  A struct as an element starts with
- * its first field; so does a struct as a field, which thrift_check_struct checks. */
-status thrift_check_struct(const thrift *t, const thrift_field *f);
-
-/* Skips the value of a field. */
-status thrift_skip(thrift *t, const thrift_field *f);
+/* Reads a struct from its first field to its end; what is not wanted is skipped. */
+status thrift_read(thrift *t, const thrift_want *wants, void *to);
 
 /* Numbers as in the format's definition. */
 typedef enum {
@@ -119,8 +130,7 @@ typedef struct parquet_chunk {
 
 /* One entry of the schema, a tree in depth-first order; the name is a view of the footer. */
 typedef struct schema_element {
-    const char *name;
-    size_t name_bytes;
+    thrift_bytes name;
     uint32_t n_children;
     int32_t type;        /* parquet_type; -1: a group */
     int32_t fixed_bytes; /* of PARQUET_FIXED */
@@ -139,7 +149,8 @@ typedef struct parquet_file {
     schema_element *schema; /* (n_elements), views of the footer */
     size_t n_elements, element_capacity;
     uint32_t n_leaves;
-    uint64_t n_rows;
+    int64_t n_rows;
+    bool is_encrypted;
 } parquet_file;
 
 /* Opens a file and reads its footer and schema.  On failure nothing is left open. */

@@ -109,7 +109,8 @@ enum { READ_AHEAD = 256 << 10, MAX_HEADER_BYTES = 16 << 20 };
 
 typedef struct page_header {
     int32_t kind, page_bytes, stored_bytes, crc;
-    bool has_crc, has_content, is_compressed;
+    bool has_crc, is_compressed;
+    int32_t content; /* the number of the field that has it */
     int32_t n_values, n_nulls, encoding, define_encoding, repeat_encoding;
     int32_t define_bytes, repeat_bytes;
 } page_header;
@@ -159,74 +160,44 @@ static size_t window_left(const page_source *s) {
     return s->window_bytes - (size_t)(s->at - s->window_at);
 }
 
-/* DataPageHeader, DictionaryPageHeader and DataPageHeaderV2 differ in the numbers of their fields.
- */
-static status read_content(thrift *t, const thrift_field *field, page_header *h) {
-    thrift_field f = {0};
-    bool is_v2 = field->id == 8, is_dictionary = field->id == 7;
-    TRY(thrift_check_struct(t, field));
-    h->has_content = h->kind == (is_v2           ? PAGE_DATA_V2
-                                 : is_dictionary ? PAGE_DICTIONARY
-                                                 : PAGE_DATA);
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        int32_t *to = NULL;
-        if (f.id == 1)
-            to = &h->n_values;
-        else if (f.id == (is_v2 ? 4 : 2))
-            to = &h->encoding;
-        else if (f.id == 2 && is_v2)
-            to = &h->n_nulls;
-        else if (f.id == 3 && !is_v2 && !is_dictionary)
-            to = &h->define_encoding;
-        else if (f.id == 4 && !is_v2)
-            to = &h->repeat_encoding;
-        else if (f.id == 5 && is_v2)
-            to = &h->define_bytes;
-        else if (f.id == 6 && is_v2)
-            to = &h->repeat_bytes;
-        if (f.id == 7 && is_v2)
-            TRY(thrift_get_bool(t, &f, &h->is_compressed));
-        else
-            TRY(to != NULL ? thrift_get_i32(t, &f, to) : thrift_skip(t, &f));
-    }
-}
-
-static status read_header(thrift *t, page_header *h) {
-    thrift_field f = {0};
-    *h = (page_header){.kind = -1,
-                       .page_bytes = -1,
-                       .stored_bytes = -1,
-                       .is_compressed = true,
-                       .n_values = -1,
-                       .encoding = -1,
-                       .define_encoding = ENCODING_RLE,
-                       .repeat_encoding = ENCODING_RLE};
-    for (;;) {
-        TRY(thrift_next_field(t, &f));
-        if (f.type == THRIFT_STOP) return OK;
-        h->has_crc |= f.id == 4;
-        int32_t *to = f.id == 1   ? &h->kind
-                      : f.id == 2 ? &h->page_bytes
-                      : f.id == 3 ? &h->stored_bytes
-                      : f.id == 4 ? &h->crc
-                                  : NULL;
-        if (to != NULL)
-            TRY(thrift_get_i32(t, &f, to));
-        else if (f.id == 5 || f.id == 7 || f.id == 8)
-            TRY(read_content(t, &f, h));
-        else
-            TRY(thrift_skip(t, &f));
-    }
-}
+static const thrift_want DATA[] = {WANT(1, I32, page_header, n_values),
+                                   WANT(2, I32, page_header, encoding),
+                                   WANT(3, I32, page_header, define_encoding),
+                                   WANT(4, I32, page_header, repeat_encoding),
+                                   {0}};
+static const thrift_want DICTIONARY[] = {
+    WANT(1, I32, page_header, n_values), WANT(2, I32, page_header, encoding), {0}};
+static const thrift_want DATA_V2[] = {WANT(1, I32, page_header, n_values),
+                                      WANT(2, I32, page_header, n_nulls),
+                                      WANT(4, I32, page_header, encoding),
+                                      WANT(5, I32, page_header, define_bytes),
+                                      WANT(6, I32, page_header, repeat_bytes),
+                                      WANT(7, BOOL, page_header, is_compressed),
+                                      {0}};
+static const thrift_want HEADER[] = {
+    WANT(1, I32, page_header, kind),         WANT(2, I32, page_header, page_bytes),
+    WANT(3, I32, page_header, stored_bytes), WANT(4, SEEN, page_header, has_crc),
+    WANT(4, I32, page_header, crc),          WANT(5, ID, page_header, content),
+    {5, WANT_STRUCT, 0, DATA, NULL},         WANT(7, ID, page_header, content),
+    {7, WANT_STRUCT, 0, DICTIONARY, NULL},   WANT(8, ID, page_header, content),
+    {8, WANT_STRUCT, 0, DATA_V2, NULL},      {0}};
+/* By page_kind. */
+static const int32_t CONTENTS[] = {5, -1, 7, 8};
 
 /* Reads a header of unknown length: with more bytes for as long as it seems cut off. */
 static status take_header(page_source *s, page_header *h) {
     for (size_t n = 1;; n *= 8) {
         TRY(need(s, n));
         thrift t = {.at = window_start(s), .end = window_start(s) + window_left(s)};
-        status st = read_header(&t, h);
+        *h = (page_header){.kind = -1,
+                           .page_bytes = -1,
+                           .stored_bytes = -1,
+                           .is_compressed = true,
+                           .n_values = -1,
+                           .encoding = -1,
+                           .define_encoding = ENCODING_RLE,
+                           .repeat_encoding = ENCODING_RLE};
+        status st = thrift_read(&t, HEADER, h);
         if (st == OK) {
             s->at += (size_t)(t.at - window_start(s));
             return OK;
@@ -248,7 +219,8 @@ static status check_header(const page_source *s, const page_header *h) {
         return fail(ERR_UNSUPPORTED, "a page has %d bytes; at most %zu are read",
                     (int)h->page_bytes, s->max_page_bytes);
     if (h->kind == PAGE_INDEX) return OK;
-    if (h->kind < PAGE_DATA || h->kind > PAGE_DATA_V2 || !h->has_content || h->n_values < 0)
+    if (h->kind < PAGE_DATA || h->kind > PAGE_DATA_V2 || h->content != CONTENTS[h->kind] ||
+        h->n_values < 0)
         return fail(ERR_FORMAT, "a page of kind %d with %d values", (int)h->kind, (int)h->n_values);
     if (h->define_encoding != ENCODING_RLE || h->repeat_encoding != ENCODING_RLE)
         return fail(ERR_UNSUPPORTED, "levels in the old encoding BIT_PACKED are not read");

@@ -7,54 +7,110 @@ static thrift reader(const buf *b) {
     return (thrift){.at = at, .end = at + b->n_bytes};
 }
 
+typedef struct wanted {
+    int32_t narrow, last, id, n;
+    int64_t wide;
+    bool flag, is_there, is_missing;
+    thrift_bytes text;
+} wanted;
+
+static const thrift_want nothing[] = {{0}};
+
 TEST(fields_have_numbers_and_types) {
+    static const thrift_want inner[] = {WANT(1, I32, wanted, last), {0}};
+    static const thrift_want wants[] = {WANT(1, I32, wanted, narrow),
+                                        WANT(3, BOOL, wanted, flag),
+                                        WANT(20, I64, wanted, wide),
+                                        WANT(21, BYTES, wanted, text),
+                                        WANT(21, SEEN, wanted, is_there),
+                                        {22, WANT_STRUCT, 0, inner, NULL},
+                                        WANT(23, SEEN, wanted, is_missing),
+                                        WANT(THRIFT_ANY, ID, wanted, id),
+                                        {0}};
     buf b = {0};
     put_byte(&b, 0x15); /* field 1 by its distance: i32 */
     put_zigzag(&b, -3);
     put_byte(&b, 0x21); /* field 3: true */
     put_i64(&b, 20, INT64_MIN);
     put_text(&b, 21, "text");
+    put_field(&b, 22, THRIFT_STRUCT), put_i32(&b, 1, 7), put_byte(&b, 0);
     put_byte(&b, 0);
     thrift t = reader(&b);
-    thrift_field f = {0};
-    int32_t i = 0;
-    int64_t wide = 0;
-    bool flag = false;
-    const char *text;
-    size_t n;
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_EQ(f.id, 1);
-    CHECK_OK(thrift_get_i32(&t, &f, &i));
-    CHECK_EQ(i, -3);
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_EQ(f.id, 3);
-    CHECK_OK(thrift_get_bool(&t, &f, &flag));
-    CHECK(flag);
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_EQ(f.id, 20);
-    CHECK_OK(thrift_get_int(&t, &f, &wide));
-    CHECK(wide == INT64_MIN);
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_FAILS(thrift_get_i32(&t, &f, &i), ERR_FORMAT, "field 21 has type 8");
-    CHECK_OK(thrift_get_binary(&t, &f, &text, &n));
-    CHECK(n == 4 && memcmp(text, "text", 4) == 0);
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_EQ(f.type, THRIFT_STOP);
+    wanted w = {0};
+    CHECK_OK(thrift_read(&t, wants, &w));
+    CHECK(t.at == t.end);
+    CHECK_EQ(w.narrow, -3);
+    CHECK(w.flag && w.is_there && !w.is_missing);
+    CHECK(w.wide == INT64_MIN);
+    CHECK(w.text.n == 4 && memcmp(w.text.at, "text", 4) == 0);
+    CHECK_EQ(w.last, 7);
+    CHECK_EQ(w.id, 22);
+    buf_fini(&b);
+}
+
+static status read_as(want_kind kind, int type) {
+    const thrift_want wants[] = {{1, kind, 0, nothing, NULL}, {0}};
+    wanted w = {0};
+    buf b = {0};
+    put_field(&b, 1, type), put_le(&b, 0, 9);
+    thrift t = reader(&b);
+    status st = thrift_read(&t, wants, &w);
+    buf_fini(&b);
+    return st;
+}
+
+TEST(a_value_of_another_type_is_refused) {
+    CHECK_FAILS(read_as(WANT_I32, THRIFT_BINARY), ERR_FORMAT,
+                "field 1 has type 8 and should be a number");
+    CHECK_FAILS(read_as(WANT_I64, THRIFT_TRUE), ERR_FORMAT, "should be a number");
+    CHECK_FAILS(read_as(WANT_BOOL, THRIFT_I32), ERR_FORMAT, "should be a boolean");
+    CHECK_FAILS(read_as(WANT_BYTES, THRIFT_LIST), ERR_FORMAT, "should be a string");
+    CHECK_FAILS(read_as(WANT_STRUCT, THRIFT_MAP), ERR_FORMAT, "should be a struct");
+    CHECK_FAILS(read_as(WANT_LIST, THRIFT_STRUCT), ERR_FORMAT, "should be a list");
+}
+
+static status count_element(void *to, thrift *t, uint64_t i, uint64_t n) {
+    static const thrift_want wants[] = {WANT(1, I32, wanted, last), {0}};
+    wanted *w = to;
+    CHECK_EQ(i, w->n);
+    w->n++;
+    CHECK_EQ(n, 2);
+    return thrift_read(t, wants, w);
+}
+
+TEST(lists_are_read_element_by_element) {
+    static const thrift_want wants[] = {{1, WANT_LIST, 0, NULL, count_element}, {0}};
+    wanted w = {0};
+    buf b = {0};
+    put_list(&b, 1, THRIFT_STRUCT, 2), put_i32(&b, 1, 5), put_byte(&b, 0), put_byte(&b, 0);
+    put_byte(&b, 0);
+    thrift t = reader(&b);
+    CHECK_OK(thrift_read(&t, wants, &w));
+    CHECK(w.n == 2 && w.last == 5 && t.at == t.end);
+    buf_clear(&b);
+    put_list(&b, 1, THRIFT_I32, 1), put_zigzag(&b, 1), put_byte(&b, 0);
+    t = reader(&b);
+    CHECK_FAILS(thrift_read(&t, wants, &w), ERR_FORMAT,
+                "field 1 is a list of type 5 and should be of type 12");
     buf_fini(&b);
 }
 
 TEST(a_byte_is_a_number) {
+    static const thrift_want wants[] = {WANT(1, I32, wanted, narrow), {0}};
+    wanted w = {0};
     buf b = {0};
-    put_field(&b, 1, THRIFT_BYTE), put_byte(&b, 0xfd);
-    put_field(&b, 2, THRIFT_BYTE);
+    put_field(&b, 1, THRIFT_BYTE), put_byte(&b, 0xfd), put_byte(&b, 0);
     thrift t = reader(&b);
-    thrift_field f = {0};
-    int32_t i = 0;
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_OK(thrift_get_i32(&t, &f, &i));
-    CHECK_EQ(i, -3);
-    CHECK_OK(thrift_next_field(&t, &f));
-    CHECK_FAILS(thrift_get_i32(&t, &f, &i), ERR_FORMAT, "");
+    CHECK_OK(thrift_read(&t, wants, &w));
+    CHECK_EQ(w.narrow, -3);
+    buf_clear(&b);
+    put_field(&b, 1, THRIFT_BYTE);
+    t = reader(&b);
+    CHECK_FAILS(thrift_read(&t, wants, &w), ERR_FORMAT, "");
+    buf_clear(&b);
+    put_i64(&b, 1, INT64_C(1) << 31), put_byte(&b, 0);
+    t = reader(&b);
+    CHECK_FAILS(thrift_read(&t, wants, &w), ERR_FORMAT, "field 1 does not fit 32 bits");
     buf_fini(&b);
 }
 
@@ -72,14 +128,10 @@ TEST(unknown_fields_of_every_type_are_skipped) {
     put_i32(&b, 8, 99);
     put_byte(&b, 0);
     thrift t = reader(&b);
-    thrift_field f = {0};
-    int32_t last = 0;
-    for (;;) {
-        CHECK_OK(thrift_next_field(&t, &f));
-        if (f.type == THRIFT_STOP) break;
-        CHECK_OK(f.id == 8 ? thrift_get_i32(&t, &f, &last) : thrift_skip(&t, &f));
-    }
-    CHECK_EQ(last, 99);
+    static const thrift_want wants[] = {WANT(8, I32, wanted, last), {0}};
+    wanted w = {0};
+    CHECK_OK(thrift_read(&t, wants, &w));
+    CHECK_EQ(w.last, 99);
     CHECK(t.at == t.end);
     buf_fini(&b);
 }
@@ -94,11 +146,7 @@ TEST(cut_off_data_is_short) {
         unsigned char *exact = malloc(n + 1);
         memcpy(exact, b.data, n);
         thrift t = {.at = exact, .end = exact + n};
-        thrift_field f = {0};
-        status st;
-        while ((st = thrift_next_field(&t, &f)) == OK && f.type != THRIFT_STOP)
-            if ((st = thrift_skip(&t, &f)) != OK) break;
-        CHECK_EQ(st, ERR_FORMAT);
+        CHECK_EQ(thrift_read(&t, nothing, NULL), ERR_FORMAT);
         CHECK(t.is_short);
         free(exact);
     }
@@ -107,9 +155,7 @@ TEST(cut_off_data_is_short) {
 
 static status skip_one(const buf *b) {
     thrift t = reader(b);
-    thrift_field f = {0};
-    TRY(thrift_next_field(&t, &f));
-    status st = thrift_skip(&t, &f);
+    status st = thrift_read(&t, nothing, NULL);
     CHECK(st == OK || !t.is_short || strstr(status_reason(), "ends") != NULL);
     return st;
 }
