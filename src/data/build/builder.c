@@ -159,8 +159,8 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
     return OK;
 }
 
-status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
-                        const uint32_t *action, const int64_t *time) {
+status sink_add_columns(builder_sink *s, size_t n, const int64_t *user, const int64_t *item,
+                        const int64_t *action, const int64_t *time) {
     event_block *block = s->open;
     uint64_t at = block->n;
     if (n > block->capacity - at)
@@ -168,10 +168,10 @@ status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const u
     for (size_t i = 0; i < n; i++) {
         s->users.count[user[i]]++;
         s->items.count[item[i]]++;
+        block->user[at + i] = (uint32_t)user[i];
+        block->item[at + i] = (uint32_t)item[i];
         block->action[at + i] = (uint16_t)action[i];
     }
-    memcpy(block->user + at, user, n * sizeof *user);
-    memcpy(block->item + at, item, n * sizeof *item);
     memcpy(block->time + at, time, n * sizeof *time);
     block->n += n;
     return OK;

@@ -104,8 +104,8 @@ status sink_add_numbered(builder_sink *s, uint32_t user, uint32_t item, uint16_t
                          int64_t time);
 
 /* Adds n events given by columns. */
-status sink_add_columns(builder_sink *s, size_t n, const uint32_t *user, const uint32_t *item,
-                        const uint32_t *action, const int64_t *time);
+status sink_add_columns(builder_sink *s, size_t n, const int64_t *user, const int64_t *item,
+                        const int64_t *action, const int64_t *time);
 
 /* The events added so far, when no block is open. */
 uint64_t builder_n_events(const builder *b);

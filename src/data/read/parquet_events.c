@@ -3,14 +3,7 @@
 #include "data/read/row_field.h"
 
 /* Values of a Parquet column as what the builder stores: numbers of ids, times in ticks, actions.
- * A failure says what is wrong with the value; the caller knows its place.
- *
- * Where converted values go: times have 64 bits, ids (as the sink numbers them) and actions 32. */
-typedef struct converted {
-    uint32_t *number;
-    int64_t *time;
-} converted;
-
+ * A failure says what is wrong with the value; the caller knows its place. */
 typedef struct converter {
     const csv_layout *layout; /* kinds of ids and actions, and the times of untyped columns */
     builder_sink *sink;
@@ -24,17 +17,21 @@ typedef struct converter {
 /* Whole numbers up to here are exact in floating point. */
 static const double max_exact = 9007199254740992.0;
 
-static status number_text(const converter *c, const char *text, size_t n, uint32_t *out) {
-    return c->role == EVENT_USER ? sink_user_text(c->sink, text, n, out)
-                                 : sink_item_text(c->sink, text, n, out);
+static status number_text(const converter *c, const char *text, size_t n, int64_t *out) {
+    uint32_t number = 0;
+    status st = c->role == EVENT_USER ? sink_user_text(c->sink, text, n, &number)
+                                      : sink_item_text(c->sink, text, n, &number);
+    *out = number;
+    return st;
 }
 
 static bool is_text_id(const converter *c) {
     return c->role == EVENT_USER ? c->layout->has_text_users : c->layout->has_text_items;
 }
 
-static status number_int(const converter *c, int64_t id, uint32_t *out) {
+static status number_int(const converter *c, int64_t id, int64_t *out) {
     char text[24];
+    uint32_t number = 0;
     if (c->column->meaning == MEANS_UNSIGNED && id < 0)
         return fail(ERR_FORMAT,
                     "%" PRIu64 " does not fit a signed 64-bit number; cast the ids to "
@@ -44,10 +41,12 @@ static status number_int(const converter *c, int64_t id, uint32_t *out) {
         int n = snprintf(text, sizeof text, "%" PRId64, id);
         return number_text(c, text, (size_t)n, out);
     }
-    return c->role == EVENT_USER ? sink_user(c->sink, id, out) : sink_item(c->sink, id, out);
+    TRY(c->role == EVENT_USER ? sink_user(c->sink, id, &number) : sink_item(c->sink, id, &number));
+    *out = number;
+    return OK;
 }
 
-static status number_double(const converter *c, double id, uint32_t *out) {
+static status number_double(const converter *c, double id, int64_t *out) {
     if (!(fabs(id) <= max_exact) || id != trunc(id))
         return fail(ERR_FORMAT, "%.17g is not a whole number that can be an id", id);
     return number_int(c, (int64_t)id, out);
@@ -88,7 +87,7 @@ status parquet_put_value(buf *out, const parquet_column *c, const parquet_data *
                                         : buf_printf(out, "%" PRId64, from->ints[i]);
 }
 
-static status number_value(const converter *c, const parquet_text *t, uint32_t *out) {
+static status number_value(const converter *c, const parquet_text *t, int64_t *out) {
     char uuid[40];
     if (c->column->meaning == MEANS_UUID)
         return number_text(c, uuid, format_uuid(t->bytes, uuid), out);
@@ -164,7 +163,7 @@ static status time_from_double(converter *c, double from, int64_t *out) {
     return OK;
 }
 
-static status action_from_text(const converter *c, const char *text, size_t n, uint32_t *out) {
+static status action_from_text(const converter *c, const char *text, size_t n, int64_t *out) {
     /* row_set reads the field and does not change it. */
     const csv_field field = {(char *)(uintptr_t)text, n};
     csv_row row = {0};
@@ -174,7 +173,7 @@ static status action_from_text(const converter *c, const char *text, size_t n, u
 }
 
 /* Halves are exact in floating point; what is not a multiple of them is no action of any kind. */
-static status action_from_number(const converter *c, double value, uint32_t *out) {
+static status action_from_number(const converter *c, double value, int64_t *out) {
     char text[40];
     uint16_t action = 0;
     double halves = 2 * value;
@@ -193,43 +192,49 @@ static status action_from_number(const converter *c, double value, uint32_t *out
     return action_from_text(c, text, (size_t)n, out);
 }
 
+static status convert_text(converter *c, const parquet_text *t, int64_t *out) {
+    return c->role == EVENT_TIME     ? time_from_text(c, t->bytes, t->n_bytes, out)
+           : c->role == EVENT_ACTION ? action_from_text(c, t->bytes, t->n_bytes, out)
+                                     : number_value(c, t, out);
+}
+
+static status convert_double(converter *c, double value, int64_t *out) {
+    return c->role == EVENT_TIME     ? time_from_double(c, value, out)
+           : c->role == EVENT_ACTION ? action_from_number(c, value, out)
+                                     : number_double(c, value, out);
+}
+
+static inline status convert_int(converter *c, int64_t value, int64_t *out) {
+    return c->role == EVENT_TIME     ? time_from_int(c, value, out)
+           : c->role == EVENT_ACTION ? action_from_number(c, (double)value, out)
+                                     : number_int(c, value, out);
+}
+
 /* Converts values from[first .. first + n) to the start of `to`; *n_done of them before a failure.
  * Many sources list a user's events together: the dictionary is asked when the id changes. */
 static status convert_values(converter *c, const parquet_data *from, size_t first, size_t n,
-                             converted to, size_t *n_done) {
-    const parquet_text *texts = parquet_is_text(c->column) ? from->texts + first : NULL;
-    bool is_double = c->column->type == PARQUET_FLOAT || c->column->type == PARQUET_DOUBLE;
-    const double *doubles = is_double ? from->doubles + first : NULL;
-    const int64_t *ints = texts == NULL && !is_double ? from->ints + first : NULL;
-    event_role role = c->role;
+                             int64_t *to, size_t *n_done) {
+    parquet_type type = c->column->type;
+    bool is_double = type == PARQUET_FLOAT || type == PARQUET_DOUBLE;
+    const int64_t *ints = is_double || parquet_is_text(c->column) ? NULL : from->ints + first;
+    bool is_id = c->role == EVENT_USER || c->role == EVENT_ITEM;
     status st = OK;
     size_t i = 0;
-    for (; i < n && st == OK; i++) {
-        if (role == EVENT_TIME)
-            st = texts != NULL ? time_from_text(c, texts[i].bytes, texts[i].n_bytes, &to.time[i])
-                 : doubles != NULL ? time_from_double(c, doubles[i], &to.time[i])
-                                   : time_from_int(c, ints[i], &to.time[i]);
-        else if (role == EVENT_ACTION)
-            st = texts != NULL
-                     ? action_from_text(c, texts[i].bytes, texts[i].n_bytes, &to.number[i])
-                     : action_from_number(c, doubles != NULL ? doubles[i] : (double)ints[i],
-                                          &to.number[i]);
-        else if (texts != NULL)
-            st = number_value(c, &texts[i], &to.number[i]);
-        else if (doubles != NULL)
-            st = number_double(c, doubles[i], &to.number[i]);
-        else if (i > 0 && ints[i] == ints[i - 1])
-            to.number[i] = to.number[i - 1];
+    for (; i < n && st == OK; i++)
+        if (ints == NULL)
+            st = is_double ? convert_double(c, from->doubles[first + i], &to[i])
+                           : convert_text(c, &from->texts[first + i], &to[i]);
+        else if (is_id && i > 0 && ints[i] == ints[i - 1])
+            to[i] = to[i - 1];
         else
-            st = number_int(c, ints[i], &to.number[i]);
-    }
+            st = convert_int(c, ints[i], &to[i]);
     *n_done = st == OK ? i : i - 1;
     return st;
 }
 
 /* Large enough for huge pages. */
 enum { BLOCK_EVENTS = 1 << 18 };
-#define UNKNOWN_TIME INT64_MIN
+#define UNKNOWN INT64_MIN /* neither a time nor a number */
 
 /* One column of the row group in hand.  Entry 0 of the values is the last one of the batch before:
  * a row may go on where its lists are longer than a batch. */
@@ -237,13 +242,13 @@ typedef struct event_column {
     converter convert;
     parquet_reader reader;
     uint64_t n_rows;      /* begun so far, for messages */
-    converted value;      /* (PARQUET_BATCH + 1) */
-    converted some;       /* (PARQUET_BATCH): values before nulls are put between them */
+    int64_t *value;       /* (PARQUET_BATCH + 1) */
+    int64_t *some;        /* (PARQUET_BATCH): values before nulls are put between them */
     uint8_t *begins_row;  /* (PARQUET_BATCH), of a list column */
     uint8_t *has_element; /* (PARQUET_BATCH), of a list column */
     uint8_t *is_bad;      /* (PARQUET_BATCH + 1): the value is to be skipped, with its events */
-    converted map;        /* (dictionary.n): converted values of the dictionary */
-    size_t number_capacity, time_capacity;
+    int64_t *map;         /* (dictionary.n): converted values of the dictionary, or UNKNOWN */
+    size_t map_capacity;
     bool is_map_ready;
 } event_column;
 
@@ -263,21 +268,15 @@ struct events_worker {
 
 static status init_column(event_column *c) {
     TRY(parquet_reader_init(&c->reader));
-    TRY(MEM_NEW(&c->value.number, PARQUET_BATCH + 1));
-    TRY(MEM_NEW(&c->value.time, PARQUET_BATCH + 1));
-    TRY(MEM_NEW(&c->some.number, PARQUET_BATCH));
-    TRY(MEM_NEW(&c->some.time, PARQUET_BATCH));
+    TRY(MEM_NEW(&c->value, PARQUET_BATCH + 1));
+    TRY(MEM_NEW(&c->some, PARQUET_BATCH));
     TRY(MEM_NEW_RAW(&c->begins_row, PARQUET_BATCH));
     TRY(MEM_NEW(&c->is_bad, PARQUET_BATCH + 1));
     return MEM_NEW_RAW(&c->has_element, PARQUET_BATCH);
 }
 
 static void fini_column(event_column *c) {
-    void *const memory[] = {c->value.number, c->value.time, c->some.number,
-                            c->some.time,    c->begins_row, c->has_element,
-                            c->is_bad,       c->map.number, c->map.time};
-    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
-        mem_free(memory[i]);
+    MEM_FREE(c->value, c->some, c->begins_row, c->has_element, c->is_bad, c->map);
     parquet_reader_fini(&c->reader);
 }
 
@@ -368,79 +367,50 @@ static status bad_value(events_worker *w, event_column *c, const parquet_batch *
 static status prepare_map(event_column *c) {
     size_t n = c->reader.dictionary.n;
     if (c->is_map_ready) return OK;
-    if (c->convert.role == EVENT_TIME) {
-        TRY(MEM_RESERVE(&c->map.time, &c->time_capacity, n));
-        for (size_t i = 0; i < n; i++)
-            c->map.time[i] = UNKNOWN_TIME;
-    } else {
-        TRY(MEM_RESERVE(&c->map.number, &c->number_capacity, n));
-        if (n > 0) memset(c->map.number, 0xff, n * sizeof *c->map.number);
-    }
+    TRY(MEM_RESERVE(&c->map, &c->map_capacity, n));
+    for (size_t i = 0; i < n; i++)
+        c->map[i] = UNKNOWN;
     c->is_map_ready = true;
     return OK;
 }
 
-/* Copies values by their place in the dictionary up to the first whose entry is not converted yet,
- * and returns where that is. */
-static size_t look_up_times(const event_column *c, const parquet_batch *b, size_t i, int64_t *to) {
-    for (; i < b->n_values; i++)
-        if ((to[i] = c->map.time[b->index[i]]) == UNKNOWN_TIME) break;
-    return i;
-}
-
-static size_t look_up_numbers(const event_column *c, const parquet_batch *b, size_t i,
-                              uint32_t *to) {
-    for (; i < b->n_values; i++)
-        if ((to[i] = c->map.number[b->index[i]]) == UINT32_MAX) break;
-    return i;
-}
-
-static status convert_entry(event_column *c, uint32_t k) {
-    bool is_time = c->convert.role == EVENT_TIME;
-    converted to = {is_time ? NULL : &c->map.number[k], is_time ? &c->map.time[k] : NULL};
-    size_t n;
-    return convert_values(&c->convert, &c->reader.dictionary.data, k, 1, to, &n);
-}
-
 /* Values from `first` on, by their place in the dictionary; an entry of it is converted at its
  * first use, since one that no row uses may be anything. */
-static status look_up(event_column *c, const parquet_batch *b, size_t first, converted to,
+static status look_up(event_column *c, const parquet_batch *b, size_t first, int64_t *to,
                       size_t *n_done) {
     TRY(prepare_map(c));
-    bool is_time = c->convert.role == EVENT_TIME;
-    size_t i = first;
-    for (;;) {
-        i = is_time ? look_up_times(c, b, i, to.time) : look_up_numbers(c, b, i, to.number);
+    for (size_t i = first;;) {
+        for (; i < b->n_values; i++)
+            if ((to[i] = c->map[b->index[i]]) == UNKNOWN) break;
         *n_done = i - first;
         if (i == b->n_values) return OK;
-        TRY(convert_entry(c, b->index[i]));
+        int64_t value; /* of a bad entry every use is bad */
+        size_t n;
+        TRY(convert_values(&c->convert, &c->reader.dictionary.data, b->index[i], 1, &value, &n));
+        c->map[b->index[i]] = value;
     }
 }
 
 /* Converts all values of a batch; `place` is that of its first entry. */
-static status convert_batch(events_worker *w, event_column *c, const parquet_batch *b, converted to,
+static status convert_batch(events_worker *w, event_column *c, const parquet_batch *b, int64_t *to,
                             size_t place) {
     for (size_t i = 0; i < b->n_values;) {
         size_t n_done = 0;
-        converted rest = {to.number + i, to.time + i};
-        status st = b->index != NULL
-                        ? look_up(c, b, i, to, &n_done)
-                        : convert_values(&c->convert, &b->data, i, b->n_values - i, rest, &n_done);
+        status st = b->index != NULL ? look_up(c, b, i, to, &n_done)
+                                     : convert_values(&c->convert, &b->data, i, b->n_values - i,
+                                                      to + i, &n_done);
         if (st == OK) return OK;
         i += n_done;
         size_t entry = entry_of(c, b, i);
         TRY(bad_value(w, c, b, st, entry, place + entry));
-        if (c->convert.role == EVENT_TIME)
-            to.time[i++] = 0;
-        else
-            to.number[i++] = 0;
+        to[i++] = 0;
     }
     return OK;
 }
 
 /* Puts values where their entries are; a null that is not the end of an empty list is an unknown
  * action, or an error. */
-static status spread(events_worker *w, event_column *c, const parquet_batch *b, converted to,
+static status spread(events_worker *w, event_column *c, const parquet_batch *b, int64_t *to,
                      size_t place) {
     const parquet_column *of = c->convert.column;
     size_t next = 0;
@@ -449,11 +419,7 @@ static status spread(events_worker *w, event_column *c, const parquet_batch *b, 
         bool is_unknown = is_null && c->convert.role == EVENT_ACTION;
         if (is_null && !is_unknown)
             TRY(bad_value(w, c, b, fail(ERR_FORMAT, "it is null"), i, place + i));
-        size_t from = next < b->n_values ? next : 0;
-        if (c->convert.role == EVENT_TIME)
-            to.time[i] = c->some.time[from];
-        else
-            to.number[i] = is_unknown ? ACTION_UNKNOWN : c->some.number[from];
+        to[i] = is_unknown ? ACTION_UNKNOWN : c->some[next < b->n_values ? next : 0];
         next += b->define[i] == of->max_define;
     }
     return OK;
@@ -473,7 +439,7 @@ static status fill(events_worker *w, event_column *c, size_t n, size_t at) {
     for (size_t done = 0; done < n;) {
         parquet_batch b;
         TRY(parquet_reader_next(&c->reader, n - done, &b));
-        converted to = {c->value.number + at + done, c->value.time + at + done};
+        int64_t *to = c->value + at + done;
         TRY(convert_batch(w, c, &b, b.define == NULL ? to : c->some, at + done));
         if (b.define != NULL) TRY(spread(w, c, &b, to, at + done));
         if (is_list) note_lists(c, &b, done);
@@ -505,10 +471,10 @@ static inline status add_event(events_worker *w, const size_t place[N_EVENT_ROLE
         TRY(begin_block(w));
     }
     w->block_left--;
-    return sink_add_numbered(w->sink, c[EVENT_USER].value.number[place[EVENT_USER]],
-                             c[EVENT_ITEM].value.number[place[EVENT_ITEM]],
-                             (uint16_t)c[EVENT_ACTION].value.number[place[EVENT_ACTION]],
-                             c[EVENT_TIME].value.time[place[EVENT_TIME]]);
+    return sink_add_numbered(w->sink, (uint32_t)c[EVENT_USER].value[place[EVENT_USER]],
+                             (uint32_t)c[EVENT_ITEM].value[place[EVENT_ITEM]],
+                             (uint16_t)c[EVENT_ACTION].value[place[EVENT_ACTION]],
+                             c[EVENT_TIME].value[place[EVENT_TIME]]);
 }
 
 static event_column *column_at(events_worker *w, int i) {
@@ -525,9 +491,8 @@ static status add_rows(events_worker *w, size_t n) {
             TRY(begin_block(w));
         }
         size_t k = n - at < w->block_left ? n - at : (size_t)w->block_left;
-        TRY(sink_add_columns(w->sink, k, c[EVENT_USER].value.number + at,
-                             c[EVENT_ITEM].value.number + at, c[EVENT_ACTION].value.number + at,
-                             c[EVENT_TIME].value.time + at));
+        TRY(sink_add_columns(w->sink, k, c[EVENT_USER].value + at, c[EVENT_ITEM].value + at,
+                             c[EVENT_ACTION].value + at, c[EVENT_TIME].value + at));
         w->block_left -= k;
         w->n_left -= k;
         at += k;
@@ -615,8 +580,7 @@ static status add_lists(events_worker *w, const event_column *lead, size_t n) {
     }
     for (int role = 0; role < N_EVENT_ROLES; role++) {
         if (step[role] == 0 || is_list[role]) continue;
-        w->column[role].value.number[0] = w->column[role].value.number[row];
-        w->column[role].value.time[0] = w->column[role].value.time[row];
+        w->column[role].value[0] = w->column[role].value[row];
         w->column[role].is_bad[0] = w->column[role].is_bad[row];
     }
     return OK;
@@ -642,7 +606,7 @@ static status open_columns(events_worker *w, event_column **lead, uint64_t *n_en
     *lead = NULL;
     *n_entries = w->group->n_rows;
     for (int role = 0; role < N_EVENT_ROLES; role++)
-        w->column[role].value.number[0] = 0, w->column[role].value.time[0] = 0;
+        w->column[role].value[0] = 0;
     clear_bad(w, 0);
     w->has_bad = false;
     w->n_bad = 0;
