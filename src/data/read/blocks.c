@@ -29,18 +29,18 @@ struct blocks {
     worker_buffer *buffer; /* (n_workers) */
 };
 
-uint64_t count_newlines(const char *text, size_t n) {
+uint64_t count_chars(const char *text, size_t n, char c) {
     uint64_t count = 0;
     size_t i = 0;
     /* A count over 128 bytes fits in a byte, so the inner loop vectorises over bytes. */
     for (; i + 128 <= n; i += 128) {
         uint8_t part = 0;
         for (size_t j = 0; j < 128; j++)
-            part = (uint8_t)(part + (text[i + j] == '\n'));
+            part = (uint8_t)(part + (text[i + j] == c));
         count += part;
     }
     for (; i < n; i++)
-        count += text[i] == '\n';
+        count += text[i] == c;
     return count;
 }
 

@@ -69,8 +69,11 @@ uint64_t blocks_next_sequence(const blocks *b);
 uint64_t blocks_next_line(const blocks *b); /* likewise its first line; before any was taken too */
 const char *blocks_name(const blocks *b);
 
-/* The number of newlines in n bytes. */
-uint64_t count_newlines(const char *text, size_t n);
+/* How often a character occurs in n bytes. */
+uint64_t count_chars(const char *text, size_t n, char c);
+static inline uint64_t count_newlines(const char *text, size_t n) {
+    return count_chars(text, n, '\n');
+}
 
 enum { BAD_LINES_MAX = 1000000 };
 

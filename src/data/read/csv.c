@@ -19,16 +19,17 @@ static bool delimiter_is_at(const csv_format *f, const char *at, const char *end
 static status split_quoted(const csv_format *f, char **at, char *end, csv_field *out) {
     char *from = *at, *to = *at;
     out->text = *at;
-    for (;; from++) {
-        if (from == end) return fail(ERR_FORMAT, "a quoted field has no closing quote");
-        if (*from == '"') {
-            if (from + 1 == end || from[1] != '"') break;
-            from++;
-        }
-        *to++ = *from;
+    for (bool is_doubled = true; is_doubled;) {
+        char *quote = memchr(from, '"', (size_t)(end - from));
+        if (quote == NULL) return fail(ERR_FORMAT, "a quoted field has no closing quote");
+        is_doubled = quote + 1 < end && quote[1] == '"';
+        size_t n = (size_t)(quote - from) + is_doubled;
+        if (to != from) memmove(to, from, n);
+        to += n;
+        from = quote + 1 + is_doubled;
     }
     out->n_bytes = (size_t)(to - out->text);
-    *at = from + 1;
+    *at = from;
     if (*at < end && !delimiter_is_at(f, *at, end))
         return fail(ERR_FORMAT, "text follows the closing quote of a field");
     return OK;

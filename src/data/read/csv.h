@@ -61,15 +61,19 @@ typedef struct csv_column {
 struct action_map;
 struct bad_lines;
 struct json_paths;
+struct seqs_reader;
 
 typedef struct csv_layout {
     csv_format format;
     time_plan times;                /* what the TIME column holds */
     const struct action_map *map;   /* texts of the ACTION column; NULL: numbers only */
     const struct json_paths *paths; /* JSON lines: the members that are columns */
+    struct seqs_reader *seqs;       /* processed-seqs; else NULL */
+    int n_lists;                    /* that a row has of events; 0: a row is an event */
     struct bad_lines *bad;          /* collects bad rows, which are then skipped; NULL: they fail */
     action_kind actions;            /* what the ACTION column holds; BITS with ROLE_BIT* too */
     bool has_text_users, has_text_items; /* ids are texts */
+    bool has_stored_actions; /* actions stand there as a sequence file stores them, from 0 */
     bool is_own;   /* a person's own table: errors may advise options, actions may be missing */
     int n_columns; /* fields of a row */
     int n_needed;  /* up to the last column with a role */

@@ -12,30 +12,9 @@
 
 enum { ROW_MAX_BYTES = 64 << 20 };
 
-/* One event of a row, kept until the number of events of the block is known. */
-typedef struct row_event {
-    int64_t item, time;
-    const char *item_text;
-    size_t item_bytes;
-    uint16_t action;
-} row_event;
-
-typedef struct row_user {
-    csv_field id;
-    int64_t number;
-    size_t n_events;
-} row_user;
-
-typedef struct worker_scratch {
-    csv_field *fields; /* (CSV_MAX_COLUMNS) */
-    row_event *event;
-    size_t n_events, event_capacity;
-    row_user *user;
-    size_t n_users, user_capacity;
-    buf context; /* the user and the value of each feature, row by row, each ended by NUL */
-} worker_scratch;
-
-/* The contextual values of a block; kept until all blocks are read, then set in block order. */
+/* The contextual values of a block: the user and the value of each feature, row by row, each ended
+ * by NUL, as no text has one (blocks.h).  Kept until all blocks are read, then set in block order.
+ */
 typedef struct context_block {
     uint64_t sequence;
     buf text;
@@ -46,166 +25,110 @@ typedef struct seqs_reader {
     const char *file;
     csv_layout layout;
     int column[N_ROLES];      /* of each role; -1: none */
-    bool has_raw_ratings;     /* ratings of the source, not actions */
     int context[CONTEXT_MAX]; /* columns of the contextual features */
     int feature[CONTEXT_MAX]; /* their numbers in the builder */
     int n_context;
-    worker_scratch *scratch; /* (threads) */
-    pthread_mutex_t lock;    /* guards the two below */
+    pthread_mutex_t lock; /* guards the rest */
     context_block *blocks;
     size_t n_blocks, block_capacity;
 } seqs_reader;
 
-static status read_id(const csv_field *f, int64_t *out) {
-    char text[64];
-    number_kind kind = number_read_id(f->text, f->n_bytes, out);
-    if (kind == NUMBER_WHOLE) return OK;
-    return fail(ERR_FORMAT, "'%s' %s; for string ids use --string-ids",
-                escape_excerpt(text, f->text, f->n_bytes), number_fault(kind));
+static status set_field(const csv_layout *t, csv_role role, const csv_field *field, csv_row *row) {
+    field_fault fault = row_set(t, role, field, row);
+    return fault == FIELD_FINE ? OK : row_fail(t, role, fault, field);
 }
 
-static status push_item(seqs_reader *r, worker_scratch *w, const csv_field *element) {
-    row_event e = {.item_text = element->text, .item_bytes = element->n_bytes};
-    if (!r->layout.has_text_items) TRY(read_id(element, &e.item));
-    TRY(MEM_RESERVE(&w->event, &w->event_capacity, w->n_events + 1));
-    w->event[w->n_events++] = e;
-    return OK;
-}
-
-static status set_time(row_event *e, const csv_field *element) {
-    char text[64];
-    const time_plan integers = {.form = TIME_RAW};
-    int digits = 0;
-    if (time_parse(&integers, element->text, element->n_bytes, &e->time, &digits) == TIME_FINE)
-        return OK;
-    return fail(ERR_FORMAT, "'%s' is not a 64-bit integer",
-                escape_excerpt(text, element->text, element->n_bytes));
-}
-
-static status set_action(const seqs_reader *r, row_event *e, const csv_field *element) {
-    static const uint16_t largest[] = {0, 4, 9, 255, ACTION_UNKNOWN - 1};
-    action_kind kind = r->layout.actions, read_as = r->has_raw_ratings ? kind : ACTION_CODE;
-    char text[64];
-    if (action_is_missing(element->text, element->n_bytes)) {
-        e->action = ACTION_UNKNOWN;
-        return OK;
-    }
-    if (action_parse(read_as, element->text, element->n_bytes, &e->action) &&
-        e->action <= largest[kind])
-        return OK;
-    escape_excerpt(text, element->text, element->n_bytes);
-    if (r->has_raw_ratings) return fail(ERR_FORMAT, "'%s' is not %s", text, action_scale(kind));
-    return fail(ERR_FORMAT, "'%s' is not an action from 0 to %d", text, largest[kind]);
-}
-
-/* Reads one list of a row: the item list makes the events, the other lists fill them in. */
-static status read_list(seqs_reader *r, worker_scratch *w, csv_role role, size_t first) {
-    list_reader list;
+static size_t count_left(list_reader *r) {
     csv_field element;
-    bool has_element;
+    bool has_element = true;
     size_t n = 0;
-    TRY(list_begin(&list, &w->fields[r->column[role]]));
-    for (;; n++) {
-        TRY(list_next(&list, &element, &has_element));
-        if (!has_element) break;
-        if (role == ROLE_ITEM) {
-            TRY(push_item(r, w, &element));
-        } else if (first + n < w->n_events) {
-            row_event *e = &w->event[first + n];
-            TRY(role == ROLE_TIME ? set_time(e, &element) : set_action(r, e, &element));
-        }
-    }
-    if (role != ROLE_ITEM && n != w->n_events - first)
-        return fail(ERR_FORMAT, "the list has %zu values, but %s has %zu", n,
-                    r->layout.name[ROLE_ITEM], w->n_events - first);
-    return OK;
+    while (list_next(r, &element, &has_element) == OK && has_element)
+        n++;
+    return n;
 }
 
-/* No text has a NUL (blocks.h). */
-static status append_text(buf *b, const csv_field *f) {
-    TRY(buf_append(b, f->text, f->n_bytes));
-    return buf_append(b, "", 1);
-}
-
-static status read_user(seqs_reader *r, worker_scratch *w, row_user *u) {
-    u->id = w->fields[r->column[ROLE_USER]];
-    if (u->id.n_bytes == 0) return fail(ERR_FORMAT, "it is empty");
-    return r->layout.has_text_users ? OK : read_id(&u->id, &u->number);
-}
-
-static status read_fields(seqs_reader *r, worker_scratch *w) {
-    static const csv_role lists[] = {ROLE_ITEM, ROLE_ACTION, ROLE_TIME};
-    row_user u;
-    size_t first = w->n_events;
-    status st = read_user(r, w, &u);
-    if (st != OK) return fail_prefix(st, "%s", r->layout.name[ROLE_USER]);
+/* The next element of each list is an event; *has_event: there was one. */
+static status read_event(const seqs_reader *r, list_reader lists[N_ROLES], size_t n_before,
+                         csv_row *row, bool *has_event) {
+    static const csv_role roles[] = {ROLE_ITEM, ROLE_ACTION, ROLE_TIME};
     for (int i = 0; i < 3; i++) {
-        if (r->column[lists[i]] < 0) continue;
-        st = read_list(r, w, lists[i], first);
-        if (st != OK) return fail_prefix(st, "%s", r->layout.name[lists[i]]);
+        csv_field element;
+        bool has_element;
+        csv_role role = roles[i];
+        const char *name = r->layout.name[role];
+        if (r->column[role] < 0) continue;
+        status st = list_next(&lists[role], &element, &has_element);
+        if (st != OK) return fail_prefix(st, "%s", name);
+        if (role == ROLE_ITEM) *has_event = has_element;
+        if (has_element != *has_event)
+            return fail(ERR_FORMAT, "%s: the list has %zu values, but %s has %zu", name,
+                        n_before + has_element + count_left(&lists[role]),
+                        r->layout.name[ROLE_ITEM],
+                        n_before + *has_event + count_left(&lists[ROLE_ITEM]));
+        if (has_element) TRY(set_field(&r->layout, role, &element, row));
     }
-    u.n_events = w->n_events - first;
-    TRY(MEM_RESERVE(&w->user, &w->user_capacity, w->n_users + 1));
-    w->user[w->n_users++] = u;
-    if (r->n_context > 0) TRY(append_text(&w->context, &u.id));
-    for (int i = 0; i < r->n_context; i++)
-        TRY(append_text(&w->context, &w->fields[r->context[i]]));
     return OK;
 }
 
-static status read_row(seqs_reader *r, worker_scratch *w, char *line, size_t n_bytes) {
+static status keep_fields(const seqs_reader *r, const csv_field *fields, buf *context) {
+    for (int i = -1; r->n_context > 0 && i < r->n_context; i++) {
+        const csv_field *f = &fields[i < 0 ? r->column[ROLE_USER] : r->context[i]];
+        TRY(buf_append(context, f->text, f->n_bytes));
+        TRY(buf_append(context, "", 1));
+    }
+    return OK;
+}
+
+static status read_row(const seqs_reader *r, char *line, size_t n_bytes, buf *context,
+                       csv_row_fn fn, void *ctx) {
+    csv_field fields[CSV_MAX_COLUMNS];
+    list_reader lists[N_ROLES];
+    csv_row row = {0};
+    bool has_event = true;
     int n;
     n_bytes = csv_without_end(line, n_bytes);
     if (n_bytes == 0) return OK;
-    TRY(csv_split(&r->layout.format, line, n_bytes, w->fields, CSV_MAX_COLUMNS, &n));
+    TRY(csv_split(&r->layout.format, line, n_bytes, fields, CSV_MAX_COLUMNS, &n));
     if (n != r->layout.n_columns)
         return fail(ERR_FORMAT, "the line has %d fields, but the header has %d; is it cut off?", n,
                     r->layout.n_columns);
-    return read_fields(r, w);
+    TRY(set_field(&r->layout, ROLE_USER, &fields[r->column[ROLE_USER]], &row));
+    for (int role = ROLE_ITEM; role <= ROLE_ACTION; role++) {
+        if (r->column[role] < 0) continue;
+        status st = list_begin(&lists[role], &fields[r->column[role]]);
+        if (st != OK) return fail_prefix(st, "%s", r->layout.name[role]);
+    }
+    for (size_t n_events = 0; has_event; n_events++) {
+        TRY(read_event(r, lists, n_events, &row, &has_event));
+        if (has_event) TRY(fn(ctx, &row));
+    }
+    return keep_fields(r, fields, context);
 }
 
-static status keep_context(seqs_reader *r, worker_scratch *w, uint64_t sequence) {
+static status keep_context(seqs_reader *r, buf *context, uint64_t sequence) {
     pthread_mutex_lock(&r->lock);
     status st = MEM_RESERVE(&r->blocks, &r->block_capacity, r->n_blocks + 1);
-    if (st == OK) r->blocks[r->n_blocks++] = (context_block){sequence, w->context};
+    if (st == OK) r->blocks[r->n_blocks++] = (context_block){sequence, *context};
     pthread_mutex_unlock(&r->lock);
-    if (st == OK) w->context = (buf){0};
+    if (st == OK) *context = (buf){0};
     return st;
 }
 
-static status add_events(seqs_reader *r, const worker_scratch *w, builder_sink *sink) {
-    const row_event *e = w->event;
-    for (size_t i = 0; i < w->n_users; i++) {
-        const row_user *u = &w->user[i];
-        uint32_t user, item;
-        if (u->n_events == 0) continue;
-        TRY(r->layout.has_text_users ? sink_user_text(sink, u->id.text, u->id.n_bytes, &user)
-                                     : sink_user(sink, u->number, &user));
-        for (size_t k = 0; k < u->n_events; k++, e++) {
-            TRY(r->layout.has_text_items ? sink_item_text(sink, e->item_text, e->item_bytes, &item)
-                                         : sink_item(sink, e->item, &item));
-            TRY(sink_add_numbered(sink, user, item, e->action, e->time));
-        }
-    }
-    return OK;
-}
-
-static status parse_block(void *ctx, text_block *block, int worker) {
-    seqs_reader *r = ctx;
-    worker_scratch *w = &r->scratch[worker];
-    builder_sink *sink = builder_get_sink(r->job->build, worker);
+static status parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,
+                          void *ctx) {
+    seqs_reader *r = t->seqs;
     char *at = block->text, *end = block->text + block->n_bytes;
-    w->n_events = w->n_users = 0;
-    for (uint64_t line = block->first_line; at < end; line++) {
+    buf context = {0};
+    status st = OK;
+    for (uint64_t line = block->first_line; st == OK && at < end; line++) {
         char *newline = memchr(at, '\n', (size_t)(end - at));
-        status st = read_row(r, w, at, (size_t)(newline - at));
-        if (st != OK) return fail_prefix(st, "%s:%llu", r->file, (unsigned long long)line);
+        st = read_row(r, at, (size_t)(newline - at), &context, fn, ctx);
+        if (st != OK) st = fail_prefix(st, "%s:%llu", file, (unsigned long long)line);
         at = newline + 1;
     }
-    TRY(sink_begin_block(sink, block->sequence, w->n_events));
-    TRY(add_events(r, w, sink));
-    TRY(sink_end_block(sink));
-    return w->context.n_bytes > 0 ? keep_context(r, w, block->sequence) : OK;
+    if (st == OK && context.n_bytes > 0) st = keep_context(r, &context, block->sequence);
+    buf_fini(&context);
+    return st;
 }
 
 static int compare_blocks(const void *a, const void *b) {
@@ -285,12 +208,13 @@ static status find_columns(seqs_reader *r, const csv_field *fields) {
 static void set_kinds(seqs_reader *r) {
     source_job *job = r->job;
     const source_request *q = job->request;
-    r->has_raw_ratings = strcmp(r->layout.name[ROLE_ACTION], "sequence_ratings") == 0;
+    r->layout.has_stored_actions = strcmp(r->layout.name[ROLE_ACTION], "sequence_ratings") != 0;
     if (q->action_kind == NULL)
-        job->options.actions = r->column[ROLE_ACTION] < 0 ? ACTION_NONE
-                               : r->has_raw_ratings       ? ACTION_HALF_STARS
-                                                          : ACTION_CODE;
+        job->options.actions = r->column[ROLE_ACTION] < 0     ? ACTION_NONE
+                               : r->layout.has_stored_actions ? ACTION_CODE
+                                                              : ACTION_HALF_STARS;
     if (job->options.actions == ACTION_NONE) r->column[ROLE_ACTION] = -1;
+    r->layout.n_lists = 1 + (r->column[ROLE_ACTION] >= 0) + (r->column[ROLE_TIME] >= 0);
     if (q->time_unit == NULL && strcmp(r->layout.name[ROLE_TIME], "time_ms") == 0)
         job->options.time_per_second = 1000;
     r->layout.actions = job->options.actions;
@@ -371,27 +295,12 @@ static status tell_all_context(seqs_reader *r) {
     return OK;
 }
 
-static void free_reader(seqs_reader *r, int n_workers) {
-    for (int i = 0; r->scratch != NULL && i < n_workers; i++) {
-        MEM_FREE(r->scratch[i].fields, r->scratch[i].event, r->scratch[i].user);
-        buf_fini(&r->scratch[i].context);
-    }
-    for (size_t i = 0; i < r->n_blocks; i++)
-        buf_fini(&r->blocks[i].text);
-    MEM_FREE(r->scratch, r->blocks);
-    pthread_mutex_destroy(&r->lock);
-}
-
 static status read_rows(source_job *job, blocks *b, void *ctx) {
     seqs_reader *r = ctx;
-    int n_workers = pool_n_threads(job->p);
     r->file = blocks_name(b);
-    status st = read_header(r, b);
-    if (st == OK) st = MEM_NEW(&r->scratch, (size_t)n_workers);
-    for (int i = 0; st == OK && i < n_workers; i++)
-        st = MEM_NEW(&r->scratch[i].fields, CSV_MAX_COLUMNS);
-    if (st == OK) st = blocks_run(b, job->p, parse_block, r);
-    return st == OK ? tell_all_context(r) : st;
+    TRY(read_header(r, b));
+    TRY(job_read_blocks(job, b, &r->layout, parse_block));
+    return tell_all_context(r);
 }
 
 status read_processed_seqs(source_job *job) {
@@ -402,8 +311,12 @@ status read_processed_seqs(source_job *job) {
     if (job->request->header != NULL && strcmp(job->request->header, "no") == 0)
         return fail(ERR_USAGE, "processed-seqs files have a header; --header no cannot be");
     job_layout(job, &r.layout, delimiter, true);
+    r.layout.seqs = &r;
     pthread_mutex_init(&r.lock, NULL);
     status st = job_with_only_file(job, ROW_MAX_BYTES, read_rows, &r);
-    free_reader(&r, pool_n_threads(job->p));
+    for (size_t i = 0; i < r.n_blocks; i++)
+        buf_fini(&r.blocks[i].text);
+    mem_free(r.blocks);
+    pthread_mutex_destroy(&r.lock);
     return st;
 }

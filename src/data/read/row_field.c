@@ -11,6 +11,7 @@ static int find(const action_map *m, const char *text, size_t n) {
 
 bool action_is_missing(const char *text, size_t n) {
     static const char *const words[] = {"", "nan", "-nan", "null", "none", "na", "n/a", "\\n"};
+    if (n > 0 && *text >= '0' && *text <= '9') return false; /* nearly all */
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strlen(words[i]) == n && strncasecmp(words[i], text, n) == 0) return true;
     return false;
@@ -80,7 +81,9 @@ static field_fault set_action(const csv_layout *t, const csv_field *f, uint16_t 
         *out = t->map->other;
         return FIELD_FINE;
     }
-    return action_parse(t->actions, f->text, f->n_bytes, out) ? FIELD_FINE : FIELD_BAD_ACTION;
+    action_kind read_as = t->has_stored_actions ? ACTION_CODE : t->actions;
+    bool is_fine = action_parse(read_as, f->text, f->n_bytes, out);
+    return is_fine && *out <= action_largest(t->actions) ? FIELD_FINE : FIELD_BAD_ACTION;
 }
 
 static field_fault set_bit(const csv_field *f, int bit, uint16_t *action) {
@@ -126,6 +129,9 @@ static status fail_action(const csv_layout *t, const char *shown) {
                     "'%s' is not in --action-map; add '%s=NUMBER', or '*=NUMBER' for "
                     "all other texts",
                     shown, shown);
+    if (t->has_stored_actions)
+        return fail(ERR_FORMAT, "'%s' is not an action from 0 to %d", shown,
+                    action_largest(t->actions));
     bool is_number = strspn(shown, "0123456789.,-+") == strlen(shown);
     return fail(ERR_FORMAT, "'%s' is not %s%s", shown, action_scale(t->actions),
                 is_number || !t->is_own ? "" : "; give texts their numbers with --action-map");
@@ -158,7 +164,8 @@ static status fail_field(const csv_layout *t, csv_role role, field_fault fault,
 status row_fail(const csv_layout *t, csv_role role, field_fault fault, const csv_field *field) {
     if (fault == FIELD_EMPTY)
         return fail(ERR_FORMAT, "%s is empty%s", t->name[role],
-                    t->bad == NULL ? "; --skip-bad 1% leaves such rows out" : "");
+                    t->bad == NULL && t->n_lists == 0 ? "; --skip-bad 1% leaves such rows out"
+                                                      : "");
     return fail_prefix(fail_field(t, role, fault, field), "%s", t->name[role]);
 }
 

@@ -41,16 +41,21 @@ field_fault row_set(const csv_layout *t, csv_role role, const csv_field *field, 
 /* Records a fault as ERR_FORMAT: "column: what is wrong; remedy". */
 status row_fail(const csv_layout *t, csv_role role, field_fault fault, const csv_field *field);
 
+/* The largest action of a kind. */
+static inline uint16_t action_largest(action_kind kind) {
+    static const uint16_t largest[] = {0, 4, 9, 255, ACTION_UNKNOWN - 1};
+    return largest[kind];
+}
+
 /* The stored action (seq_file.h) for a rating of value + half / 2; false if the kind cannot
  * represent it. */
 static inline bool action_store(action_kind kind, int64_t value, int half, uint16_t *out) {
-    static const uint16_t largest[] = {0, 4, 9, 255, ACTION_UNKNOWN - 1};
     if (value < 0 || value > UINT16_MAX || (half != 0 && kind != ACTION_HALF_STARS)) return false;
     int64_t action = kind == ACTION_STARS        ? value - 1
                      : kind == ACTION_HALF_STARS ? 2 * value + half - 1
                                                  : value;
     *out = (uint16_t)action;
-    return action >= 0 && action <= largest[kind];
+    return action >= 0 && action <= action_largest(kind);
 }
 
 /* Converts a rating to the stored action; false if the kind cannot represent it. */

@@ -260,10 +260,14 @@ static status add_row(void *ctx, const csv_row *row) {
 }
 
 static bool is_ascii(const char *text, size_t n) {
-    unsigned char bits = 0;
-    for (size_t i = 0; i < n; i++)
-        bits |= (unsigned char)text[i];
-    return bits < 0x80;
+    uint64_t bits = 0, word;
+    for (; n >= sizeof word; n -= sizeof word, text += sizeof word) {
+        memcpy(&word, text, sizeof word);
+        bits |= word;
+    }
+    while (n > 0)
+        bits |= (unsigned char)text[--n];
+    return (bits & 0x8080808080808080u) == 0;
 }
 
 /* Bytes of another encoding are kept as they are; ids of other files will not match them. */
@@ -289,7 +293,11 @@ static status parse_events(void *ctx, text_block *block, int worker) {
     builder_sink *sink = builder_get_sink(e->build, worker);
     row_target to = {sink, t};
     count_not_utf8(e, block);
-    TRY(sink_begin_block(sink, block->sequence, block->n_lines));
+    uint64_t n_events = block->n_lines;
+    /* Every element of a list but the first follows a comma; lists of a row are equally long. */
+    if (t->n_lists > 0)
+        n_events += count_chars(block->text, block->n_bytes, ',') / (uint64_t)t->n_lists;
+    TRY(sink_begin_block(sink, block->sequence, n_events));
     TRY(e->parse(t, e->file, block, add_row, &to));
     sink_keep_digits(sink, block->time_digits);
     if (t->bad != NULL) TRY(bad_lines_check(t->bad));

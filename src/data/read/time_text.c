@@ -420,6 +420,7 @@ static time_fault parse_number(const time_plan *plan, const char *text, size_t n
 /* An integer, perhaps with a fraction of zeros. */
 static time_fault parse_raw(const char *text, size_t n, int64_t *out) {
     static const time_fault faults[] = {TIME_FINE, TIME_NO_TIME, TIME_TOO_LARGE};
+    if (number_read(text, n, out) == NUMBER_WHOLE) return TIME_FINE;
     const char *point = memchr(text, '.', n);
     size_t whole = point != NULL ? (size_t)(point - text) : n;
     for (size_t i = whole + 1; i < n; i++)

@@ -127,14 +127,14 @@ TEST(bad_lists_name_file_line_and_column) {
     check_bad(HEADER "1,\"[1]\",\"[-1]\",\"[1]\"\n", 1,
               "in.csv:2: rating: '-1' is not an action from 0 to 65534");
     check_bad(HEADER "1,\"[1]\",\"[1]\",\"[soon]\"\n", 1,
-              "in.csv:2: unix_timestamp: 'soon' is not a 64-bit integer");
+              "in.csv:2: unix_timestamp: 'soon' is not a whole number");
     check_bad(HEADER "x,\"[1]\",\"[1]\",\"[1]\"\n", 1,
               "in.csv:2: user_id: 'x' is not a whole number");
     check_bad(HEADER "1,\"[1]\",\"[1]\",\"[1]\"\n01,\"[1]\",\"[1]\",\"[1]\"\n", 1,
               "in.csv:3: user_id: '01' is not a whole number as one is written");
     check_bad(HEADER "1,\"[1, 02]\",\"[1, 1]\",\"[1, 2]\"\n", 1,
               "in.csv:2: movie_id: '02' is not a whole number as one is written");
-    check_bad(HEADER ",\"[1]\",\"[1]\",\"[1]\"\n", 1, "in.csv:2: user_id: it is empty");
+    check_bad(HEADER ",\"[1]\",\"[1]\",\"[1]\"\n", 1, "in.csv:2: user_id is empty");
     check_bad(HEADER "1,\"[1, 2\",\"[1, 2]\",\"[1, 2]\"\n", 1,
               "in.csv:2: movie_id: the list has no closing bracket");
     check_bad(HEADER "1,\"[1, 2]\",\"[1, 2]\n", 1, "in.csv:2: a quoted field has no closing quote");
