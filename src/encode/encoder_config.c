@@ -219,9 +219,8 @@ static status check(const encoder_config *c, const char *path) {
     return OK;
 }
 
-static status parse(encoder_config *c, arena *a, const char *path, const char *text, size_t n) {
-    const json_value *root;
-    TRY(json_parse(a, path, text, n, &root));
+status encoder_config_parse(encoder_config *c, const char *path, const json_value *root) {
+    *c = (encoder_config){.f = EPILOGUE_GELU, .eps = 1e-12f};
     if (root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: is not a JSON object", path);
     TRY(read_model_type(c, path, root));
     c->n_types = c->family == ENCODER_DISTILBERT ? 0 : 2;
@@ -231,24 +230,17 @@ static status parse(encoder_config *c, arena *a, const char *path, const char *t
     return check(c, path);
 }
 
-status encoder_config_parse(encoder_config *out, const char *path, const char *text, size_t n) {
-    arena a;
-    *out = (encoder_config){.f = EPILOGUE_GELU, .eps = 1e-12f};
-    arena_init(&a, 1 << 14);
-    status st = parse(out, &a, path, text, n);
-    arena_fini(&a);
-    return st;
-}
-
 status encoder_config_read(encoder_config *out, const char *folder) {
-    char path[PATH_BYTES], *text;
-    size_t n;
+    char path[PATH_BYTES];
+    const json_value *root;
+    arena a;
     if (!folder_exists(folder))
         return fail(ERR_IO, "%s: there is no such folder; give the folder of a Hugging Face model",
                     folder);
     TRY(path_join(path, sizeof path, folder, "config.json"));
-    TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
-    status st = encoder_config_parse(out, path, text, n);
-    mem_free(text);
+    arena_init(&a, 1 << 14);
+    status st = json_read_file(&a, path, CONFIG_MAX_BYTES, &root);
+    if (st == OK) st = encoder_config_parse(out, path, root);
+    arena_fini(&a);
     return st;
 }

@@ -5,6 +5,7 @@
  * from transformers is never run. */
 #pragma once
 
+#include "format/json.h"
 #include "ops/ops.h"
 
 typedef enum {
@@ -24,9 +25,9 @@ typedef struct encoder_config {
     int32_t padding_id; /* RoBERTa: positions count from the id after it; else not used */
 } encoder_config;
 
-/* Reads the text of a config.json; `path` appears in messages.  ERR_UNSUPPORTED names a field or an
- * architecture that we do not have, ERR_FORMAT what is wrong. */
-status encoder_config_parse(encoder_config *out, const char *path, const char *text, size_t n);
+/* Reads the object of a config.json; `path` appears in messages.  ERR_UNSUPPORTED names a field or
+ * an architecture that we do not have, ERR_FORMAT what is wrong. */
+status encoder_config_parse(encoder_config *out, const char *path, const json_value *root);
 
 /* The same of FOLDER/config.json. */
 status encoder_config_read(encoder_config *out, const char *folder);

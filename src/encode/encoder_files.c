@@ -63,11 +63,9 @@ static bool is_plain_name(const char *name) {
            strcmp(name + n - 12, ".safetensors") == 0;
 }
 
-static status parse_index(arena *a, const char *path, const char *text, size_t n,
-                          encoder_index_fn add, void *ctx) {
-    const json_value *root;
-    TRY(json_parse(a, path, text, n, &root));
-    const json_value *map = root->type == JSON_OBJECT ? json_member(root, "weight_map") : NULL;
+status encoder_index_parse(const char *path, const json_value *root, encoder_index_fn add,
+                           void *ctx) {
+    const json_value *map = json_member(root, "weight_map");
     if (map == NULL || map->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "%s: has no weight_map: not the index of a sharded model", path);
     for (const json_value *v = map->first; v != NULL; v = v->next) {
@@ -79,15 +77,6 @@ static status parse_index(arena *a, const char *path, const char *text, size_t n
         TRY(add(ctx, v->key, v->string));
     }
     return OK;
-}
-
-status encoder_index_parse(const char *path, const char *text, size_t n, encoder_index_fn add,
-                           void *ctx) {
-    arena a;
-    arena_init(&a, 1 << 16);
-    status st = parse_index(&a, path, text, n, add, ctx);
-    arena_fini(&a);
-    return st;
 }
 
 /* The shard of this name, opened if it is not yet. */
@@ -116,11 +105,12 @@ static status add_mapped(void *ctx, const char *tensor, const char *name) {
 }
 
 static status open_sharded(encoder_files *f, const char *index) {
-    char *text;
-    size_t n;
-    TRY(file_read_all(index, INDEX_MAX_BYTES, &text, &n));
-    status st = encoder_index_parse(index, text, n, add_mapped, f);
-    mem_free(text);
+    const json_value *root;
+    arena a;
+    arena_init(&a, 1 << 16);
+    status st = json_read_file(&a, index, INDEX_MAX_BYTES, &root);
+    if (st == OK) st = encoder_index_parse(index, root, add_mapped, f);
+    arena_fini(&a);
     return st;
 }
 

@@ -68,15 +68,11 @@ const char *subwords_among(const char *names, const char *name) {
 
 status subwords_read(arena *a, const char *folder, const char *name, json_type type,
                      char path[FOLDER_PATH_BYTES], const json_value **out) {
-    char *text;
-    size_t n;
     *out = NULL;
     TRY(path_join(path, FOLDER_PATH_BYTES, folder, name));
     if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, JSON_MAX_BYTES, &text, &n));
-    status st = json_parse(a, path, text, n, out);
-    mem_free(text);
-    return st != OK || (*out)->type == type ? st : subwords_damaged(path, "its content");
+    TRY(json_read_file(a, path, JSON_MAX_BYTES, out));
+    return (*out)->type == type ? OK : subwords_damaged(path, "its content");
 }
 
 status subwords_allow(const char *path, const json_value *v, const char *names) {

@@ -2,9 +2,8 @@
 
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
-#include "format/json.h"
 
-enum { FILE_MAX_BYTES = 64 << 20, PATH_BYTES = 4096, MAX_STEPS = 8, MAX_ADDED = 4096 };
+enum { MAX_STEPS = 8, MAX_ADDED = 4096 };
 enum { MAX_TEXT = 1024 }; /* of an added token, or what a normalizer inserts */
 
 /* No normalizer of the supported families makes a text so many times longer. */
@@ -555,14 +554,12 @@ static status read_pieces(tokenizer *t, const char *path, const json_value *root
     return OK;
 }
 
-static status read_all(tokenizer *t, arena *a, const char *path, const char *text, size_t n) {
+static status read_all(tokenizer *t, const char *path, const json_value *root) {
     static const stage normal = {"normalizer", "normalizers", STEP_CHARSMAP, STEP_STRIP},
                        part = {"pre_tokenizer", "pretokenizers", STEP_WHITESPACE, STEP_BYTES},
                        end = {"post_processor", "processors", STEP_BYTES, STEP_TEMPLATE};
-    const json_value *root;
     step ends[MAX_STEPS];
     size_t n_ends = 0;
-    TRY(json_parse(a, path, text, n, &root));
     const json_value *model = subwords_member(root, "model", JSON_OBJECT);
     if (model == NULL) return subwords_damaged(path, "the model");
     /* Truncation and padding are set at every call in transformers, too. */
@@ -589,15 +586,12 @@ static status read_all(tokenizer *t, arena *a, const char *path, const char *tex
     return OK;
 }
 
-status tokenizer_parse(tokenizer **out, const char *path, const char *text, size_t n) {
+status tokenizer_parse(tokenizer **out, const char *path, const json_value *root) {
     tokenizer *t;
-    arena a;
     *out = NULL;
     TRY(MEM_NEW(&t, 1));
     arena_init(&t->memory, 1 << 14);
-    arena_init(&a, 1 << 16);
-    status st = read_all(t, &a, path, text, n);
-    arena_fini(&a);
+    status st = read_all(t, path, root);
     return CREATED(st, out, t, tokenizer_destroy);
 }
 
@@ -627,37 +621,42 @@ void tokenizer_destroy(tokenizer *t) {
 
 /* transformers prefers add_prefix_space of tokenizer_config.json; files that disagree are refused.
  */
-static status check_config(const tokenizer *t, const char *folder) {
+static status check_config(const tokenizer *t, arena *a, const char *folder) {
     char path[FOLDER_PATH_BYTES];
     const json_value *root;
-    arena a;
-    arena_init(&a, 1 << 14);
-    status st = subwords_read(&a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root);
-    for (size_t i = 0; st == OK && i < t->n_parts; i++)
+    TRY(subwords_read(a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root));
+    for (size_t i = 0; i < t->n_parts; i++)
         if (t->part[i].kind == STEP_BYTES &&
             subwords_bool(root, "add_prefix_space", t->part[i].has_prefix) != t->part[i].has_prefix)
-            st = fail(ERR_UNSUPPORTED, "%s: add_prefix_space differs from tokenizer.json", path);
-    arena_fini(&a);
+            return fail(ERR_UNSUPPORTED, "%s: add_prefix_space differs from tokenizer.json", path);
+    return OK;
+}
+
+static status open_json(tokenizer **out, arena *a, const char *folder) {
+    char path[FOLDER_PATH_BYTES];
+    const json_value *root;
+    TRY(subwords_read(a, folder, "tokenizer.json", JSON_OBJECT, path, &root));
+    if (root == NULL) return OK;
+    TRY(tokenizer_parse(out, path, root));
+    status st = check_config(*out, a, folder);
+    if (st == OK) return OK;
+    tokenizer_destroy(*out);
+    *out = NULL;
     return st;
 }
 
 status tokenizer_open(tokenizer **out, const char *folder) {
-    char path[PATH_BYTES], *text;
+    char path[FOLDER_PATH_BYTES];
     word_pieces *pieces;
-    size_t n;
+    arena a;
     *out = NULL;
     TRY(path_join(path, sizeof path, folder, "vocab.txt"));
     if (file_exists(path)) {
         TRY(word_pieces_open(&pieces, folder));
         return tokenizer_of_pieces(out, pieces);
     }
-    TRY(path_join(path, sizeof path, folder, "tokenizer.json"));
-    if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
-    status st = tokenizer_parse(out, path, text, n);
-    mem_free(text);
-    if (st != OK || (st = check_config(*out, folder)) == OK) return st;
-    tokenizer_destroy(*out);
-    *out = NULL;
+    arena_init(&a, 1 << 16);
+    status st = open_json(out, &a, folder);
+    arena_fini(&a);
     return st;
 }

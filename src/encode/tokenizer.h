@@ -15,8 +15,8 @@ typedef struct tokenizer tokenizer;
 /* The tokenizer of a folder; *out is NULL where it has neither vocab.txt nor tokenizer.json. */
 status tokenizer_open(tokenizer **out, const char *folder);
 
-/* Of the text of a tokenizer.json; `path` appears in messages. */
-status tokenizer_parse(tokenizer **out, const char *path, const char *text, size_t n);
+/* Of the object of a tokenizer.json; `path` appears in messages. */
+status tokenizer_parse(tokenizer **out, const char *path, const json_value *root);
 
 /* Of word pieces, which it destroys in the end, and on failure. */
 status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces);

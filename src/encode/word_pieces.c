@@ -4,9 +4,8 @@
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"
-#include "format/json.h"
 
-enum { VOCAB_MAX_BYTES = 256 << 20, OPTIONS_MAX_BYTES = 16 << 20, PATH_BYTES = 4096 };
+enum { VOCAB_MAX_BYTES = 256 << 20, PATH_BYTES = 4096 };
 enum { MAX_WORD_CHARS = 100 };
 
 static const char *const SPECIAL[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
@@ -307,37 +306,25 @@ static status read_option(word_piece_options *o, const char *path, const json_va
                 path, v->key);
 }
 
-static status parse_options(word_piece_options *o, arena *a, const char *path, const char *text,
-                            size_t n) {
-    const json_value *root;
+status word_piece_options_parse(word_piece_options *out, const char *path, const json_value *root) {
     bool has_accents = false;
-    TRY(json_parse(a, path, text, n, &root));
+    *out = (word_piece_options){true, true, true};
     if (root->type != JSON_OBJECT) return fail(ERR_FORMAT, "%s: is not a JSON object", path);
     for (const json_value *v = root->first; v != NULL; v = v->next)
-        TRY(read_option(o, path, v, &has_accents));
-    if (!has_accents) o->strips_accents = o->is_lower;
+        TRY(read_option(out, path, v, &has_accents));
+    if (!has_accents) out->strips_accents = out->is_lower;
     return OK;
 }
 
-status word_piece_options_parse(word_piece_options *out, const char *path, const char *text,
-                                size_t n) {
+static status read_options(word_piece_options *out, const char *folder) {
+    char path[FOLDER_PATH_BYTES];
+    const json_value *root;
     arena a;
     *out = (word_piece_options){true, true, true};
     arena_init(&a, 1 << 14);
-    status st = parse_options(out, &a, path, text, n);
+    status st = subwords_read(&a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root);
+    if (st == OK && root != NULL) st = word_piece_options_parse(out, path, root);
     arena_fini(&a);
-    return st;
-}
-
-static status read_options(word_piece_options *out, const char *folder) {
-    char path[PATH_BYTES], *text;
-    size_t n;
-    *out = (word_piece_options){true, true, true};
-    TRY(path_join(path, sizeof path, folder, "tokenizer_config.json"));
-    if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, OPTIONS_MAX_BYTES, &text, &n));
-    status st = word_piece_options_parse(out, path, text, n);
-    mem_free(text);
     return st;
 }
 

@@ -10,7 +10,7 @@
  * threads. */
 #pragma once
 
-#include "base/base.h"
+#include "format/json.h"
 
 typedef struct word_pieces word_pieces;
 
@@ -30,9 +30,8 @@ status word_pieces_create(word_pieces **out, const char *path, const char *vocab
 void word_pieces_destroy(word_pieces *p); /* NULL is fine */
 void word_pieces_lower(word_pieces *p);   /* as if do_lower_case were set; accents stay */
 
-/* The text of a tokenizer_config.json. */
-status word_piece_options_parse(word_piece_options *out, const char *path, const char *text,
-                                size_t n);
+/* The object of a tokenizer_config.json. */
+status word_piece_options_parse(word_piece_options *out, const char *path, const json_value *root);
 
 /* A growing list of ids; {0} is an empty one, mem_free(ids) ends it. */
 typedef struct word_ids {

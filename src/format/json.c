@@ -753,6 +753,15 @@ status json_parse(arena *a, const char *name, const char *text, size_t n, const 
     return parse(&(parser){.tree = a, .name = name, .text = text, .n = n}, out);
 }
 
+status json_read_file(arena *a, const char *path, size_t max_bytes, const json_value **out) {
+    char *text;
+    size_t n;
+    TRY(file_read_all(path, max_bytes, &text, &n));
+    status st = json_parse(a, path, text, n, out);
+    mem_free(text);
+    return st;
+}
+
 status json_parse_row(arena *a, char *line, size_t n, const json_value **out) {
     return parse(&(parser){.tree = a, .text = line, .row = line, .n = n}, out);
 }

@@ -116,6 +116,9 @@ struct json_value {
 /* Parses n bytes of text; `name` appears in error messages.  The tree lives in `a`. */
 status json_parse(arena *a, const char *name, const char *text, size_t n, const json_value **out);
 
+/* The same of a file of at most max_bytes. */
+status json_read_file(arena *a, const char *path, size_t max_bytes, const json_value **out);
+
 /* The same of one line of a table, which is parsed in place: texts are views of it.  Numbers and
  * words are not converted: `string` is how they stand there, without a NUL.  Bytes need not be
  * UTF-8, and a key may stand there twice.  A reason begins with "byte N", counted from 1. */

@@ -15,10 +15,20 @@ static const char DISTIL[] = "{\"model_type\": \"distilbert\", \"dim\": 48, \"n_
                              "\"n_heads\": 4, \"hidden_dim\": 96, \"vocab_size\": 120, "
                              "\"max_position_embeddings\": 96, ";
 
+static status parse_text(encoder_config *c, const char *text) {
+    const json_value *root;
+    arena a;
+    arena_init(&a, 4096);
+    status st = json_parse(&a, "config.json", text, strlen(text), &root);
+    if (st == OK) st = encoder_config_parse(c, "config.json", root);
+    arena_fini(&a);
+    return st;
+}
+
 static status parse(encoder_config *c, const char *begin, const char *rest) {
     char text[1024];
     snprintf(text, sizeof text, "%s%s}", begin, rest);
-    return encoder_config_parse(c, "config.json", text, strlen(text));
+    return parse_text(c, text);
 }
 
 TEST(encoder_config_of_each_family) {
@@ -117,8 +127,7 @@ TEST(encoder_config_refuses_other_files) {
     };
     encoder_config c;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        CHECK_FAILS(encoder_config_parse(&c, "config.json", all[i].text, strlen(all[i].text)),
-                    all[i].code, all[i].word);
+        CHECK_FAILS(parse_text(&c, all[i].text), all[i].code, all[i].word);
     CHECK_FAILS(encoder_config_read(&c, "/no/such/folder"), ERR_IO, "/no/such/folder");
     CHECK_FAILS(encoder_config_read(&c, test_folder()), ERR_IO, "config.json");
 }

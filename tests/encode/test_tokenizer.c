@@ -49,9 +49,20 @@
     "\"continuing_subword_prefix\": \"##\", \"max_input_chars_per_word\": 100, \"vocab\": "        \
     "{\"[UNK]\": 0, \"[CLS]\": 1, \"[SEP]\": 2, \"a\": 3, \"##b\": 4, \"\\u00e9\": 5}}}"
 
+static status parse(tokenizer **t, const char *text) {
+    const json_value *root;
+    arena a;
+    *t = NULL;
+    arena_init(&a, 4096);
+    status st = json_parse(&a, "t.json", text, strlen(text), &root);
+    if (st == OK) st = tokenizer_parse(t, "t.json", root);
+    arena_fini(&a);
+    return st;
+}
+
 static tokenizer *make(const char *text) {
     tokenizer *t;
-    CHECK_OK(tokenizer_parse(&t, "t.json", text, strlen(text)));
+    CHECK_OK(parse(&t, text));
     return t;
 }
 
@@ -142,8 +153,8 @@ static void check_refused(const char *file, const char *from, const char *to, st
     tokenizer *t;
     const char *at = strstr(file, from);
     if (at == NULL) FAIL_TEST("%s is not there", from);
-    int n = snprintf(text, sizeof text, "%.*s%s%s", (int)(at - file), file, to, at + strlen(from));
-    CHECK_FAILS(tokenizer_parse(&t, "t.json", text, (size_t)n), code, words);
+    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - file), file, to, at + strlen(from));
+    CHECK_FAILS(parse(&t, text), code, words);
     CHECK(t == NULL);
 }
 
@@ -221,7 +232,7 @@ static status split_once(void *ctx) {
     const char *file = ctx;
     tokenizer *t;
     word_ids ids = {0};
-    TRY(tokenizer_parse(&t, "t.json", file, strlen(file)));
+    TRY(parse(&t, file));
     status st = tokenizer_split(t, "ab abc <mask>  Q x", 18, &ids);
     mem_free(ids.ids);
     tokenizer_destroy(t);

@@ -172,6 +172,16 @@ TEST(word_chars_decompose_and_lower) {
         CHECK_EQ(word_char_class(chars[i].c), chars[i].class);
 }
 
+static status parse_options(word_piece_options *o, const char *text) {
+    const json_value *root;
+    arena a;
+    arena_init(&a, 4096);
+    status st = json_parse(&a, "t.json", text, strlen(text), &root);
+    if (st == OK) st = word_piece_options_parse(o, "t.json", root);
+    arena_fini(&a);
+    return st;
+}
+
 TEST(word_pieces_options_of_a_folder) {
     static const struct {
         const char *text;
@@ -190,7 +200,7 @@ TEST(word_pieces_options_of_a_folder) {
     };
     word_piece_options o;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        CHECK_OK(word_piece_options_parse(&o, "t.json", all[i].text, strlen(all[i].text)));
+        CHECK_OK(parse_options(&o, all[i].text));
         CHECK(o.is_lower == all[i].is_lower && o.strips_accents == all[i].strips);
         CHECK(o.parts_chinese == all[i].chinese);
     }
@@ -205,11 +215,9 @@ TEST(word_pieces_options_of_a_folder) {
                {"{\"added_tokens_decoder\": {\"7\": {\"content\": \"<x>\"}}}", "<x>"},
                {"{\"new_thing\": 5}", "new_thing"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_FAILS(word_piece_options_parse(&o, "t.json", bad[i].text, strlen(bad[i].text)),
-                    ERR_UNSUPPORTED, bad[i].word);
-    CHECK_FAILS(word_piece_options_parse(&o, "t.json", "{\"do_lower_case\": 1}", 20), ERR_FORMAT,
-                "do_lower_case");
-    CHECK_FAILS(word_piece_options_parse(&o, "t.json", "5", 1), ERR_FORMAT, "t.json");
+        CHECK_FAILS(parse_options(&o, bad[i].text), ERR_UNSUPPORTED, bad[i].word);
+    CHECK_FAILS(parse_options(&o, "{\"do_lower_case\": 1}"), ERR_FORMAT, "do_lower_case");
+    CHECK_FAILS(parse_options(&o, "5"), ERR_FORMAT, "t.json");
 }
 
 TEST(word_pieces_vocabularies) {

@@ -22,10 +22,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     word_piece_options o;
     size_t total = 0;
     log_set_level(LOG_QUIET);
-    if (encoder_config_parse(&c, "config.json", (const char *)data, n) == OK &&
-        (c.dim % c.n_heads != 0 || encoder_max_len(&c) < 1 || c.n_layers < 1 || c.n_words < 1))
-        abort();
-    (void)encoder_index_parse("index.json", (const char *)data, n, count, &total);
-    (void)word_piece_options_parse(&o, "tokenizer_config.json", (const char *)data, n);
+    const json_value *root;
+    arena a;
+    arena_init(&a, 4096);
+    if (json_parse(&a, "config.json", (const char *)data, n, &root) == OK) {
+        if (encoder_config_parse(&c, "config.json", root) == OK &&
+            (c.dim % c.n_heads != 0 || encoder_max_len(&c) < 1 || c.n_layers < 1 || c.n_words < 1))
+            abort();
+        (void)encoder_index_parse("index.json", root, count, &total);
+        (void)word_piece_options_parse(&o, "tokenizer_config.json", root);
+    }
+    arena_fini(&a);
     return 0;
 }

@@ -14,7 +14,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     size_t n_file = end != NULL ? (size_t)(end - text) : n;
     tokenizer *t;
     word_ids ids = {0};
-    if (tokenizer_parse(&t, "t.json", text, n_file) != OK) return 0;
+    const json_value *root;
+    arena a;
+    arena_init(&a, 4096);
+    status st = json_parse(&a, "t.json", text, n_file, &root);
+    if (st == OK) st = tokenizer_parse(&t, "t.json", root);
+    arena_fini(&a);
+    if (st != OK) return 0;
     if (tokenizer_split(t, PLAIN, sizeof PLAIN - 1, &ids) == OK)
         for (size_t i = 0; i < ids.n; i++)
             if (ids.ids[i] < 0) abort();
