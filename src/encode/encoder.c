@@ -70,7 +70,7 @@ static status fetch(loader *l, const char *name, int64_t rows, int64_t columns, 
         return OK;
     }
     TRY(encoder_files_get(l->files, name, rows, columns, &t));
-    encoder_tensor_floats(t, 0, n, to);
+    st_floats(t, 0, n, to);
     return OK;
 }
 
@@ -84,7 +84,7 @@ static status fetch_norm_part(loader *l, const char *name, const char *part, flo
         draw(l, dim, centre, l->host);
     } else {
         TRY(encoder_files_get_norm(l->files, name, part, dim, &t));
-        encoder_tensor_floats(t, 0, dim, l->host);
+        st_floats(t, 0, dim, l->host);
     }
     return l->e->be->ops->copy_in(l->e->be, *out, l->host, (size_t)dim * sizeof *l->host);
 }
@@ -106,7 +106,7 @@ static status load_words(loader *l) {
     for (int64_t row = 0; row < n_words; row += step) {
         int64_t n = (row + step < n_words ? step : n_words - row) * dim;
         if (t != NULL)
-            encoder_tensor_floats(t, row * dim, n, l->host);
+            st_floats(t, row * dim, n, l->host);
         else
             draw(l, n, 0, l->host);
         TRY(e->be->ops->copy_in(e->be, e->words + row * dim, l->host, (size_t)n * sizeof *l->host));

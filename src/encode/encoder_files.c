@@ -1,6 +1,5 @@
 #include "encode/encoder_files.h"
 
-#include "base/half.h"
 #include "format/json.h"
 #include "model/checkpoint_load.h"
 
@@ -262,19 +261,4 @@ status encoder_files_finish(const encoder_files *f, bool has_head) {
         log_info("%s: %zu tensor%s of heads left out (%s%s)", f->folder, n, n == 1 ? "" : "s",
                  names, n > MAX_NAMED ? ", ..." : "");
     return OK;
-}
-
-/* A file may have a tensor at any address, hence memcpy. */
-static uint16_t half_at(const st_tensor *t, int64_t i) {
-    uint16_t half;
-    memcpy(&half, (const char *)t->data + i * 2, sizeof half);
-    return half;
-}
-
-void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *to) {
-    if (t->dtype == ST_F32) memcpy(to, (const char *)t->data + first * 4, (size_t)n * sizeof *to);
-    for (int64_t i = 0; t->dtype == ST_F16 && i < n; i++)
-        to[i] = half_f16_to_float(half_at(t, first + i));
-    for (int64_t i = 0; t->dtype == ST_BF16 && i < n; i++)
-        to[i] = half_bf16_to_float(half_at(t, first + i));
 }

@@ -32,9 +32,6 @@ status encoder_files_get_norm(encoder_files *f, const char *name, const char *pa
  * would change its result. */
 status encoder_files_finish(const encoder_files *f, bool has_head);
 
-/* Elements first .. first + n - 1 of a tensor that encoder_files_get gave, as float32. */
-void encoder_tensor_floats(const st_tensor *t, int64_t first, int64_t n, float *to);
-
 /* Checks the object of an index and calls `add` for each tensor with the name of its file; `path`
  * appears in messages. */
 typedef status (*encoder_index_fn)(void *ctx, const char *tensor, const char *file);

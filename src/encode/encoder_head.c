@@ -330,12 +330,12 @@ static status load_step(encoder_head *h, head_step *s, encoder_files *files, int
     TRY(MEM_RESERVE(&h->room[2], &h->room_capacity[2], (size_t)s->n_out));
     snprintf(name, sizeof name, "%s.weight", s->name);
     TRY(encoder_files_get(files, name, s->n_out, n_in, &t));
-    encoder_tensor_floats(t, 0, (int64_t)n, h->room[0]);
+    st_floats(t, 0, (int64_t)n, h->room[0]);
     snprintf(name, sizeof name, "%s.bias", s->name);
     memset(h->room[2], 0, (size_t)s->n_out * sizeof *h->room[2]);
     if (!s->has_no_bias) {
         TRY(encoder_files_get(files, name, s->n_out, 0, &t));
-        encoder_tensor_floats(t, 0, s->n_out, h->room[2]);
+        st_floats(t, 0, s->n_out, h->room[2]);
     }
     return bert_dense_init(&s->dense, &h->weights, h->room[0], h->room[2], n_in, s->n_out, false,
                            h->room[1]);

@@ -4,7 +4,7 @@
 #include "format/json.h"
 #include "format/safetensors.h"
 
-enum { BLOCK_BYTES = 1 << 16, LINE_MAX_BYTES = 64 << 20 };
+enum { LINE_MAX_BYTES = 64 << 20 };
 
 struct encoder_input {
     const char *path; /* the caller's */
@@ -13,12 +13,8 @@ struct encoder_input {
     bool is_cut, has_told;
 
     /* JSON lines */
-    input *in;
-    char *block; /* (BLOCK_BYTES) */
-    size_t at, end;
-    buf text;
+    input_lines lines;
     encoder_line line;
-    uint64_t n_lines;
 
     /* safetensors */
     st_file *file;
@@ -189,45 +185,17 @@ status encoder_input_open(encoder_input **out, const char *path, const tokenizer
     *out = NULL;
     TRY(MEM_NEW(&in, 1));
     *in = (encoder_input){.path = path, .words = words, .max_len = max_len, .is_cut = is_cut};
-    status st = MEM_NEW_RAW(&in->block, BLOCK_BYTES);
-    if (st == OK && text_ends_with(path, ".safetensors"))
-        st = open_tensors(in);
-    else if (st == OK)
-        st = input_open(&in->in, path);
+    bool has_tensors = text_ends_with(path, ".safetensors");
+    status st = has_tensors ? open_tensors(in) : input_lines_open(&in->lines, path);
     return CREATED(st, out, in, encoder_input_close);
 }
 
 void encoder_input_close(encoder_input *in) {
     if (in == NULL) return;
-    input_close(in->in);
+    input_lines_close(&in->lines);
     st_close(in->file);
-    buf_fini(&in->text);
     encoder_line_fini(&in->line);
-    MEM_FREE(in->block, in);
-}
-
-/* The next line without its end; *is_end: there is none. */
-static status next_line(encoder_input *in, bool *is_end) {
-    bool is_whole = false;
-    buf_clear(&in->text);
-    while (!is_whole) {
-        if (in->at == in->end) {
-            in->at = 0;
-            TRY(input_read(in->in, in->block, BLOCK_BYTES, &in->end));
-        }
-        if (in->end == 0) break;
-        const char *from = in->block + in->at, *stop = memchr(from, '\n', in->end - in->at);
-        size_t n = stop != NULL ? (size_t)(stop - from) : in->end - in->at;
-        if (in->text.n_bytes + n > LINE_MAX_BYTES)
-            return fail(ERR_FORMAT, "%s: line %" PRIu64 " is longer than %d MiB", in->path,
-                        in->n_lines + 1, LINE_MAX_BYTES >> 20);
-        TRY(buf_append(&in->text, from, n));
-        in->at += n + (stop != NULL);
-        is_whole = stop != NULL;
-    }
-    *is_end = !is_whole && in->text.n_bytes == 0;
-    in->n_lines += !*is_end;
-    return OK;
+    mem_free(in);
 }
 
 static bool is_blank(const buf *text) {
@@ -239,11 +207,12 @@ static bool is_blank(const buf *text) {
 static status next_json(encoder_input *in, encoder_sequence *out, bool *is_end) {
     encoder_line *l = &in->line;
     do {
-        TRY(next_line(in, is_end));
+        TRY(input_lines_next(&in->lines, LINE_MAX_BYTES, is_end));
         if (*is_end) return OK;
-    } while (is_blank(&in->text));
-    TRY(encoder_input_blame(in, encoder_line_parse(l, buf_str(&in->text), in->text.n_bytes,
-                                                   in->words, in->max_len, in->is_cut)));
+    } while (is_blank(&in->lines.line));
+    const buf *text = &in->lines.line;
+    TRY(encoder_input_blame(in, encoder_line_parse(l, buf_str(text), text->n_bytes, in->words,
+                                                   in->max_len, in->is_cut)));
     if (l->unknown[0] != '\0' && !in->has_told) {
         log_info("%s: \"%s\" is ignored; known members are \"ids\" and \"types\", or \"text\" "
                  "and \"pair\"",
@@ -281,7 +250,7 @@ status encoder_input_blame(const encoder_input *in, status st) {
     if (st == OK) return OK;
     if (in->file != NULL)
         return fail_prefix(st, "%s: sequence %" PRId64, in->path, in->sequence - 1);
-    return fail_prefix(st, "%s: line %" PRIu64, in->path, in->n_lines);
+    return fail_prefix(st, "%s: line %" PRIu64, in->path, in->lines.n);
 }
 
 void encoder_input_progress(const encoder_input *in, uint64_t *done, uint64_t *total) {
@@ -289,7 +258,7 @@ void encoder_input_progress(const encoder_input *in, uint64_t *done, uint64_t *t
     if (in->file != NULL)
         *total = (uint64_t)in->lengths->n;
     else
-        input_progress(in->in, done, total);
+        input_progress(in->lines.in, done, total);
 }
 
 const char *encoder_input_unit(const encoder_input *in) {

@@ -38,7 +38,7 @@ static status input_walk_next(input *in, const char **out_path);
 static status decoder_block(input *in, size_t max, const void **bytes, size_t *n);
 static void decoder_destroy(struct decoder *d);
 
-enum { BLOCK_BYTES = 1 << 18 };
+enum { BLOCK_BYTES = 1 << 18, LINES_BLOCK_BYTES = 1 << 16 };
 
 /* A layer without content; `name` is copied. */
 static status input_create(input **out, const char *name) {
@@ -257,6 +257,42 @@ status input_open(input **out, const char *path) {
         return fail(ERR_UNSUPPORTED, "%s: an archive cannot come through a pipe; give the file",
                     path);
     return open_only_member(out, path);
+}
+
+status input_lines_open(input_lines *l, const char *path) {
+    *l = (input_lines){0};
+    TRY(MEM_NEW_RAW(&l->block, LINES_BLOCK_BYTES));
+    return input_open(&l->in, path);
+}
+
+void input_lines_close(input_lines *l) {
+    input_close(l->in);
+    buf_fini(&l->line);
+    mem_free(l->block);
+    *l = (input_lines){0};
+}
+
+status input_lines_next(input_lines *l, size_t max_bytes, bool *is_end) {
+    bool is_whole = false;
+    buf_clear(&l->line);
+    while (!is_whole) {
+        if (l->at == l->end) {
+            l->at = 0;
+            TRY(input_read(l->in, l->block, LINES_BLOCK_BYTES, &l->end));
+        }
+        if (l->end == 0) break;
+        const char *from = l->block + l->at, *stop = memchr(from, '\n', l->end - l->at);
+        size_t n = stop != NULL ? (size_t)(stop - from) : l->end - l->at;
+        if (l->line.n_bytes + n > max_bytes)
+            return fail(ERR_FORMAT, "%s: line %" PRIu64 " is longer than %zu bytes",
+                        input_name(l->in), l->n + 1, max_bytes);
+        TRY(buf_append(&l->line, from, n));
+        l->at += n + (stop != NULL);
+        is_whole = stop != NULL;
+    }
+    *is_end = !is_whole && l->line.n_bytes == 0;
+    l->n += !*is_end;
+    return OK;
 }
 
 /* The decoder layer: libarchive on top of another input.

@@ -27,6 +27,21 @@ void input_progress(const input *in, uint64_t *done_bytes, uint64_t *total_bytes
 
 void input_close(input *in); /* NULL is fine */
 
+/* Lines, one after the other, read a block at a time. */
+typedef struct input_lines {
+    input *in;
+    buf line;   /* the last one, without its end */
+    uint64_t n; /* so far */
+    char *block;
+    size_t at, end;
+} input_lines;
+
+status input_lines_open(input_lines *l, const char *path); /* as input_open */
+void input_lines_close(input_lines *l);                    /* a failed open too, and {0} */
+
+/* *is_end: there is no next line.  A line of more than max_bytes is ERR_FORMAT with its number. */
+status input_lines_next(input_lines *l, size_t max_bytes, bool *is_end);
+
 /* Opens a folder, file or archive. */
 status bundle_open(bundle **out, const char *path);
 

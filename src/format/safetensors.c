@@ -222,6 +222,12 @@ float st_float_at(const st_tensor *t, int64_t index) {
     }
 }
 
+void st_floats(const st_tensor *t, int64_t first, int64_t n, float *to) {
+    if (t->dtype == ST_F32) memcpy(to, (const char *)t->data + first * 4, (size_t)n * sizeof *to);
+    for (int64_t i = 0; t->dtype != ST_F32 && i < n; i++)
+        to[i] = st_float_at(t, first + i);
+}
+
 int64_t st_int_at(const st_tensor *t, int64_t i) {
     const char *data = t->data;
     int64_t wide;

@@ -71,6 +71,9 @@ int64_t st_first_not_finite(const st_tensor *t);
 int64_t st_int_at(const st_tensor *t, int64_t i);
 float st_float_at(const st_tensor *t, int64_t index);
 
+/* Elements first .. first + n - 1 of a tensor of floating point that is contiguous. */
+void st_floats(const st_tensor *t, int64_t first, int64_t n, float *to);
+
 /* A value of the metadata, or NULL. */
 const char *st_metadata(const st_file *f, const char *key);
 

@@ -39,10 +39,10 @@ static void write_model(const char *name, const st_tensor *t, size_t n) {
 
 static void check_numbers(const st_tensor *t) {
     float got[6];
-    encoder_tensor_floats(t, 0, t->n, got);
+    st_floats(t, 0, t->n, got);
     for (int64_t i = 0; i < t->n; i++)
         CHECK(got[i] == NUMBERS[i]);
-    encoder_tensor_floats(t, 1, 2, got);
+    st_floats(t, 1, 2, got);
     CHECK(got[0] == -2 && got[1] == 0.5f);
 }
 

@@ -2,62 +2,29 @@
 #include "cli/output.h"
 
 status id_lines_open(id_lines *l, const char *path) {
-    *l = (id_lines){.path = path};
-    TRY(MEM_NEW_RAW(&l->block, ID_BLOCK_BYTES));
-    return input_open(&l->in, strcmp(path, "-") == 0 ? "/dev/stdin" : path);
+    l->path = path;
+    return input_lines_open(&l->lines, path);
 }
 
 void id_lines_close(id_lines *l) {
-    input_close(l->in);
-    buf_fini(&l->line);
-    mem_free(l->block);
-    *l = (id_lines){0};
-}
-
-static status fill(id_lines *l) {
-    l->at = 0;
-    return input_read(l->in, l->block, ID_BLOCK_BYTES, &l->end);
-}
-
-/* The next line without its end; *is_end: there is none. */
-static status next_line(id_lines *l, bool *is_end) {
-    buf_clear(&l->line);
-    *is_end = false;
-    for (;;) {
-        if (l->at == l->end) TRY(fill(l));
-        if (l->end == 0) break;
-        const char *from = l->block + l->at, *stop = memchr(from, '\n', l->end - l->at);
-        size_t n = stop != NULL ? (size_t)(stop - from) : l->end - l->at;
-        if (l->line.n_bytes + n > ID_LINE_MAX)
-            return fail(ERR_FORMAT, "%s: line %" PRIu64 " is longer than the %d bytes of an id",
-                        l->path, l->n_lines + 1, ID_LINE_MAX);
-        TRY(buf_append(&l->line, from, n));
-        l->at += n + (stop != NULL);
-        if (stop != NULL) {
-            l->n_lines++;
-            return OK;
-        }
-    }
-    *is_end = l->line.n_bytes == 0;
-    l->n_lines += !*is_end;
-    return OK;
+    input_lines_close(&l->lines);
 }
 
 status id_lines_next(id_lines *l, const char **out) {
     bool is_end;
     *out = NULL;
     do {
-        TRY(next_line(l, &is_end));
+        TRY(input_lines_next(&l->lines, ID_LINE_MAX, &is_end));
         if (is_end) return OK;
-        buf *line = &l->line;
+        buf *line = &l->lines.line;
         const char *text = buf_str(line);
         if (memchr(text, '\0', line->n_bytes) != NULL)
             return fail(ERR_FORMAT, "%s: line %" PRIu64 " has a zero byte: not a list of ids",
-                        l->path, l->n_lines);
+                        l->path, l->lines.n);
         if (line->n_bytes > 0 && text[line->n_bytes - 1] == '\r')
             line->data[--line->n_bytes] = '\0';
         /* Editors of Windows begin a file with a mark. */
-        if (l->n_lines == 1 && strncmp(text, "\xef\xbb\xbf", 3) == 0) text += 3;
+        if (l->lines.n == 1 && strncmp(text, "\xef\xbb\xbf", 3) == 0) text += 3;
         if (*text != '\0') *out = text;
     } while (*out == NULL);
     return OK;

@@ -10,18 +10,14 @@
 #include "format/input.h"
 #include "model/user_group.h"
 
-enum { ID_LINE_MAX = 4096, ID_BLOCK_BYTES = 1 << 16 };
+enum { ID_LINE_MAX = 4096 };
 
 /* Ids from a file, one a line: users to serve, items to allow.  Plain or compressed; "-" is stdin.
  * Line ends may be those of Windows; empty lines are skipped; the rest of a line is the id, as it
  * is.  Reads a block at a time, so that the file may be of any size. */
 typedef struct id_lines {
-    input *in;
+    input_lines lines;
     const char *path;
-    buf line;
-    uint64_t n_lines; /* read so far */
-    char *block;      /* (ID_BLOCK_BYTES) */
-    size_t at, end;
 } id_lines;
 
 status id_lines_open(id_lines *l, const char *path);
