@@ -5,12 +5,14 @@
  * fused with a product keeps whole rows of scores, so there the longest sequence counts too.
  *
  * The text is in one vocabulary, the dialect, which dialect_c.inc and dialect_cuda.inc define.  A
- * kernel is written once, for a block of threads that owns a tile of rows.  EACH (elements over the
- * threads), EACH_ROW (rows over the warps), EACH_LANE (columns over the lanes of a warp) are loops;
- * SYNC is a barrier of the block; SHARED declares memory of the block.  A product accumulates a
- * tile in ACC, which is spread over the threads as the tensor cores want it (EACH_ACC, ACC_ROW,
- * ACC_COL), from operands in shared memory (TILE_PRODUCT, ACC_PRODUCT).  In C a block is sequential
- * code: the loops are whole loops, barriers are nothing, and a tile is an array. */
+ * kernel is written once, in dialect_kernels.inc, for a block of threads that owns a tile of rows;
+ * what depends on its operators and sizes are macros, which emit.c defines before that text.  EACH
+ * (elements over the threads), EACH_ROW (rows over the warps), EACH_LANE (columns over the lanes of
+ * a warp) are loops; SYNC is a barrier of the block; SHARED declares memory of the block.  A
+ * product accumulates a tile in ACC, which is spread over the threads as the tensor cores want it
+ * (EACH_ACC, ACC_ROW, ACC_COL), from operands in shared memory (TILE_PRODUCT, ACC_PRODUCT).  In C a
+ * block is sequential code: the loops are whole loops, barriers are nothing, and a tile is an
+ * array. */
 #pragma once
 
 #include "ops/ops.h"
