@@ -15,47 +15,8 @@ enum {
     HOST_BYTES = 256
 };
 
-/* A route: its function is serve_FN. */
-#define R(method, path, name, fn, needs)                                                           \
-    { method, path, ROUTE_##name, serve_##fn, needs, #fn }
-const server_route server_routes[] = {
-    R("POST", "v1/recommend", RECOMMEND, recommend, KEY_READ),
-    R("POST", "v1/rank", RANK, rank, KEY_READ),
-    R("POST", "v1/similar", SIMILAR, similar, KEY_READ | ON_WORKER),
-    R("POST", "rerank", RERANK, rerank, KEY_READ),
-    R("POST", "v1/rerank", RERANK, rerank, KEY_READ),
-    R("POST", "v2/rerank", RERANK, rerank, KEY_READ),
-    R("POST", "v1/events", EVENTS, events, KEY_EVENTS),
-    R("GET", "v1/users?prefix limit cursor", USERS, list_users, KEY_READ | ON_WORKER),
-    R("GET", "v1/users/*?offset limit", USERS, get_user, KEY_READ),
-    R("DELETE", "v1/users/*", USERS, delete_user, KEY_ADMIN),
-    R("GET", "v1/models", MODELS, models, KEY_READ | ON_WORKER),
-    R("POST", "v1/models/*/reload", RELOAD, reload, KEY_ADMIN | ON_WORKER),
-    R("GET", "v1/stream", STREAM, stream, KEY_READ),
-    R("GET", "v1/cache?model", PAGE, cache, KEY_READ),
-    R("GET", "v1/map?model", PAGE, map, KEY_READ | ON_WORKER),
-    R("GET", "v1/items?model search limit", PAGE, items, KEY_READ | ON_WORKER),
-    R("GET", "v2", KSERVE, kserve, KEY_READ),
-    R("GET", "v2/health/live", HEALTH, kserve_live, 0),
-    R("GET", "v2/health/ready", HEALTH, kserve_ready, 0),
-    R("GET", "v2/models/stats", KSERVE, kserve_stats, KEY_READ),
-    R("GET", "v2/models/*", KSERVE, kserve_model, KEY_READ | ON_WORKER),
-    R("GET", "v2/models/*/config", KSERVE, kserve_config, KEY_READ),
-    R("GET", "v2/models/*/stats", KSERVE, kserve_stats, KEY_READ),
-    R("GET", "v2/models/*/versions/*/config", KSERVE, kserve_config, KEY_READ),
-    R("GET", "v2/models/*/versions/*/stats", KSERVE, kserve_stats, KEY_READ),
-    R("GET", "v2/models/*/ready", KSERVE, kserve_model_ready, KEY_READ),
-    R("POST", "v2/models/*/infer", INFER, infer, KEY_READ),
-    R("GET", "v2/models/*/versions/*", KSERVE, kserve_model, KEY_READ | ON_WORKER),
-    R("GET", "v2/models/*/versions/*/ready", KSERVE, kserve_model_ready, KEY_READ),
-    R("POST", "v2/models/*/versions/*/infer", INFER, infer, KEY_READ),
-    R("GET", "health", HEALTH, health, 0),
-    R("GET", "v1/status", STATUS, status, KEY_READ),
-    R("GET", "metrics", METRICS, metrics_text, KEY_READ),
-    R("GET", "openapi.json", PAGE, openapi, 0),
-    R("GET", "", PAGE, page, 0),
-    {0},
-};
+#define R(method, path, name, fn, needs) {method, path, ROUTE_##name, serve_##fn, needs, #fn},
+const server_route server_routes[] = {SERVER_ROUTES(R){0}};
 #undef R
 
 void log_begin(json_writer *w, buf *line) {
@@ -113,36 +74,21 @@ static void reply_json(call *c, int code) {
     call_reply(c, code, "application/json");
 }
 
-json_writer *call_begin(call *c) {
+status call_write(call *c, status (*fn)(call *c, json_writer *w)) {
     buf_clear(&c->body);
     json_begin_object(&c->w, &c->body, 0);
-    return &c->w;
+    TRY(fn(c, &c->w));
+    return json_finish_object(&c->w);
 }
 
-status call_finish(call *c, status st) {
-    json_object_close(&c->w);
-    status finished = json_finish(&c->w);
-    return st != OK ? st : finished;
-}
-
-void call_answer(call *c, status st) {
-    st == OK ? reply_json(c, 200) : call_fail_status(c, st);
-}
-
-void call_end(call *c, status st) {
-    call_answer(c, call_finish(c, st));
-}
-
-bool call_fail(call *c, int code, const char *fmt, ...) {
+status call_refuse(call *c, int code, const char *fmt, ...) {
     char reason[FAILURE_REASON_BYTES];
     va_list args;
     va_start(args, fmt);
     vsnprintf(reason, sizeof reason, fmt, args);
     va_end(args);
-    json_key_string(call_begin(c), "error", reason);
-    if (call_finish(c, OK) != OK) buf_clear(&c->body);
-    reply_json(c, code);
-    return false;
+    c->refusal = code;
+    return fail(ERR_USAGE, "%s", reason);
 }
 
 static int code_of(status st) {
@@ -150,13 +96,19 @@ static int code_of(status st) {
     return st == ERR_NOMEM || st == ERR_IO ? 503 : 500;
 }
 
-void call_fail_status(call *c, status st) {
-    int code = code_of(st);
-    if (code == 503) http_set_header(c->x, "Retry-After", "1");
-    call_fail(c, code, "%s", status_reason());
+static status write_error(call *c, json_writer *w) {
+    json_key_string(w, "error", status_reason());
+    return OK;
 }
 
-void call_fail_outcome(call *c, const engine_answer *a) {
+void call_answer(call *c, status st) {
+    int code = st == OK ? 200 : c->refusal != 0 ? c->refusal : code_of(st);
+    if (code == 503 && c->refusal == 0) http_set_header(c->x, "Retry-After", "1");
+    if (st != OK && call_write(c, write_error) != OK) buf_clear(&c->body);
+    reply_json(c, code);
+}
+
+status call_refuse_outcome(call *c, const engine_answer *a) {
     static const int code[] = {
         [ENGINE_OK] = 200,       [ENGINE_BAD] = 400,     [ENGINE_NO_MODEL] = 404,
         [ENGINE_OVERLOAD] = 503, [ENGINE_CLOSING] = 503, [ENGINE_GONE] = 499,
@@ -166,7 +118,7 @@ void call_fail_outcome(call *c, const engine_answer *a) {
         snprintf(seconds, sizeof seconds, "%u", a->retry_after_s > 0 ? a->retry_after_s : 1);
         http_set_header(c->x, "Retry-After", seconds);
     }
-    call_fail(c, code[a->outcome], "%s", a->error);
+    return call_refuse(c, code[a->outcome], "%s", a->error);
 }
 
 static void note_change(void *context, engine_change *change) {
@@ -182,7 +134,8 @@ void call_change(call *c, engine_change *change, void (*then)(void *call)) {
 void call_later(call *c, void (*fn)(void *call)) {
     if (workers_run(c->s->workers, fn, c)) return;
     http_set_header(c->x, "Retry-After", "1");
-    call_fail(c, 503, "too many requests are waiting for the disk; retry in a second");
+    call_answer(
+        c, call_refuse(c, 503, "too many requests are waiting for the disk; retry in a second"));
 }
 
 void write_id(json_writer *w, const char *key, const engine_id *id) {
@@ -211,42 +164,36 @@ engine_id id_as_text(const engine_id *id, char digits[24]) {
     return (engine_id){.text = digits, .n = (size_t)snprintf(digits, 24, "%" PRId64, id->number)};
 }
 
-int call_find_model(call *c, const char *name) {
-    int model = engine_find_model(c->s->engine, name);
-    if (model < 0) call_fail(c, 404, "there is no model '%.64s'; GET /v1/models lists them", name);
-    return model;
+status call_find_model(call *c, const char *name, int *out) {
+    *out = engine_find_model(c->s->engine, name);
+    if (*out >= 0) return OK;
+    return call_refuse(c, 404, "there is no model '%.64s'; GET /v1/models lists them", name);
 }
 
-int call_path_model(call *c, engine_model_info *out) {
-    int model = call_find_model(c, c->part[2]);
-    if (model < 0) return -1;
-    status st = engine_model(c->s->engine, model, out);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return -1;
-    }
-    if (c->n_parts < 5 || strcmp(c->part[4], out->version) == 0) return model;
-    call_fail(c, 404, "model %s has version %s, not '%.64s'; GET /v1/models lists both", out->name,
-              out->version, c->part[4]);
-    return -1;
+status call_path_model(call *c, int *out, engine_model_info *info) {
+    TRY(call_find_model(c, c->part[2], out));
+    TRY(engine_model(c->s->engine, *out, info));
+    if (c->n_parts < 5 || strcmp(c->part[4], info->version) == 0) return OK;
+    return call_refuse(c, 404, "model %s has version %s, not '%.64s'; GET /v1/models lists both",
+                       info->name, info->version, c->part[4]);
 }
 
-bool call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
+status call_query_text(call *c, const char *name, char *out, size_t out_bytes) {
     const char *text = http_query(c->x, name);
     out[0] = '\0';
-    return text == NULL || http_decode(text, strlen(text), true, out, out_bytes) ||
-           call_fail(c, 400, "%s: invalid escape, or too long", name);
+    if (text == NULL || http_decode(text, strlen(text), true, out, out_bytes)) return OK;
+    return fail(ERR_USAGE, "%s: invalid escape, or too long", name);
 }
 
-bool call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out) {
+status call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out) {
     const char *text = http_query(c->x, name);
     int64_t number;
-    if (text == NULL) return true;
+    if (text == NULL) return OK;
     if (!seq_id_number(text, strlen(text), &number) || number < min || number > max)
-        return call_fail(c, 400, "%s: expected an integer from %lld to %lld", name, (long long)min,
-                         (long long)max);
+        return fail(ERR_USAGE, "%s: expected an integer from %lld to %lld", name, (long long)min,
+                    (long long)max);
     *out = (size_t)number;
-    return true;
+    return OK;
 }
 
 uint64_t server_log_dropped(const server *s) {
@@ -393,69 +340,71 @@ static bool is_foreign(const call *c) {
 }
 
 /* "Authorization: Bearer KEY" or "X-Api-Key: KEY". */
-static bool has_key(call *c) {
+static status check_key(call *c) {
     const char *text = http_header(c->x, "Authorization");
     if (text != NULL && strncasecmp(text, "Bearer ", 7) == 0)
         text += 7;
     else
         text = http_header(c->x, "X-Api-Key");
     key_verdict v = api_keys_use(c->s->keys, text, clock_ns(), &c->key_name, &c->roles);
-    if (v == KEY_OK) return true;
+    if (v == KEY_OK) return OK;
     if (v == KEY_OVER_QUOTA) {
         atomic_fetch_add(&c->s->metrics.rejected_quota, 1);
         http_set_header(c->x, "Retry-After", "1");
-        return call_fail(c, 429, "quota exceeded; retry in a second");
+        return call_refuse(c, 429, "quota exceeded; retry in a second");
     }
     http_set_header(c->x, "WWW-Authenticate", "Bearer");
-    return call_fail(c, 401, "API key required: send 'Authorization: Bearer KEY'");
+    return call_refuse(c, 401, "API key required: send 'Authorization: Bearer KEY'");
 }
 
-bool call_may(call *c, unsigned role) {
-    return (c->roles & role) == role ||
-           call_fail(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
+status call_may(call *c, unsigned role) {
+    if ((c->roles & role) == role) return OK;
+    return call_refuse(c, 403, "the key of %s lacks the role %s", c->key_name, key_role_name(role));
 }
 
 /* Whether the request may come in, by its headers alone: its host, its key, the page that sent it.
- * role: that it needs, 0: none.  False: it is answered. */
-static bool may_enter(call *c, unsigned role) {
+ * role: that it needs, 0: none. */
+static status check_entry(call *c, unsigned role) {
     c->roles = KEY_ALL;
     if (!has_good_host(c))
-        return call_fail(c, 403,
-                         "'%.100s' is not a host name of this server; allow it with --allow-host "
-                         "NAME, or --allow-host '*' for any",
-                         http_header(c->x, "Host"));
-    if (c->s->keys != NULL && role != 0 && (!has_key(c) || !call_may(c, role))) return false;
-    return !is_foreign(c) || call_fail(c, 403, "cross-origin request refused");
+        return call_refuse(c, 403,
+                           "'%.100s' is not a host name of this server; allow it with --allow-host "
+                           "NAME, or --allow-host '*' for any",
+                           http_header(c->x, "Host"));
+    if (c->s->keys != NULL && role != 0) {
+        TRY(check_key(c));
+        TRY(call_may(c, role));
+    }
+    return is_foreign(c) ? call_refuse(c, 403, "cross-origin request refused") : OK;
 }
 
 /* Parameters are as strict as members of a body, so that typing mistakes are noticed; what checks
  * health, scrapes metrics or links to the page may add its own. */
-static bool has_good_query(call *c, const server_route *r) {
+static status check_query(call *c, const server_route *r) {
     bool is_open = r->name == ROUTE_HEALTH || r->name == ROUTE_METRICS || r->serve == serve_page;
     const char *names = r->path + strcspn(r->path, "?");
     names += *names == '?';
     const char *other = is_open ? NULL : http_query_other(c->x, names);
-    return other == NULL ||
-           call_fail(c, 400, "there is no parameter '%.64s' here; this path takes %s", other,
-                     *names != '\0' ? names : "none");
+    if (other == NULL) return OK;
+    return fail(ERR_USAGE, "there is no parameter '%.64s' here; this path takes %s", other,
+                *names != '\0' ? names : "none");
 }
 
-/* Finds the route; false: the call is answered. */
-static bool choose_route(call *c) {
+static status choose_route(call *c) {
     char allowed[64];
     if (!split_path(c))
-        return call_fail(c, 400, "the path has an invalid escape, or too many or too long parts");
+        return fail(ERR_USAGE, "the path has an invalid escape, or too many or too long parts");
     const server_route *r = find_route(c, allowed);
     if (r != NULL) {
         c->route = r->name;
-        c->serve = r->serve;
-        c->is_slow = (r->needs & ON_WORKER) != 0;
-        return may_enter(c, r->needs & KEY_ALL) && has_good_query(c, r);
+        c->at = r;
+        TRY(check_entry(c, r->needs & KEY_ALL));
+        return check_query(c, r);
     }
     if (allowed[0] == '\0')
-        return call_fail(c, 404, "nothing at %.200s; docs/server.md lists all paths", c->x->path);
+        return call_refuse(c, 404, "nothing at %.200s; docs/server.md lists all paths", c->x->path);
     http_set_header(c->x, "Allow", allowed);
-    return call_fail(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
+    return call_refuse(c, 405, "%.20s is not allowed for this path; use %s", c->x->method, allowed);
 }
 
 /* The headers are there: whoever may not send this is told so before its body is read. */
@@ -473,12 +422,18 @@ static void begin(void *context, http_exchange *x) {
     c->parsed_ns = x->arrived_ns;
     choose_id(c);
     choose_trace(c);
-    if (choose_route(c)) x->context = c;
+    status st = choose_route(c);
+    if (st == OK)
+        x->context = c;
+    else
+        call_answer(c, st);
 }
 
 static void serve(void *context) {
     call *c = context;
-    c->serve(c);
+    bool answers = (c->at->needs & ANSWERS_ITSELF) != 0;
+    status st = answers ? c->at->serve(c, NULL) : call_write(c, c->at->serve);
+    if (!answers || st != OK) call_answer(c, st);
 }
 
 static void handle(void *context, http_exchange *x) {
@@ -487,13 +442,15 @@ static void handle(void *context, http_exchange *x) {
     size_t n_body = x->n_body;
     /* The tree of a JSON text takes about eight times its bytes: one block for most requests. */
     arena_init(&c->memory, (4 << 10) + 8 * (n_body < 32 << 10 ? n_body : 32 << 10));
-    if (c->is_slow)
+    if (c->at->needs & ON_WORKER)
         call_later(c, serve);
     else if (n_body <= LARGE_BODY)
         serve(c);
     else if (!workers_run(s->large, serve, c)) {
         http_set_header(x, "Retry-After", "1");
-        call_fail(c, 503, "too many large requests are waiting; send smaller ones, or retry");
+        call_answer(
+            c, call_refuse(c, 503,
+                           "too many large requests are waiting; send smaller ones, or retry"));
     }
 }
 

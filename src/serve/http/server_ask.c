@@ -224,24 +224,23 @@ static void write_items(json_writer *w, const asking *q) {
     json_array_close(w);
 }
 
-static status write_answer(const asking *q) {
+static status write_answer(call *c, json_writer *w) {
+    const asking *q = c->state;
     const engine_answer *a = &q->answer;
-    json_writer *w = call_begin(q->c);
-    status st = OK;
     write_answerer(w, q);
     if (q->r.ask.has_user) write_id(w, "user", &q->r.ask.user);
     write_items(w, q);
     if (q->r.ask.wants_vector && a->vector != NULL) write_vector(w, a);
-    if (q->r.wants_why) st = explain(q->c->s, &q->r, a, q->model, w);
+    if (q->r.wants_why) TRY(explain(c->s, &q->r, a, q->model, w));
     write_facts(w, q);
-    return call_finish(q->c, st);
+    return OK;
 }
 
 /* The answer of the rerank API, as vLLM and others give it. */
-static status write_reranked(const asking *q) {
+static status write_reranked(call *c, json_writer *w) {
+    const asking *q = c->state;
     const engine_answer *a = &q->answer;
-    json_writer *w = call_begin(q->c);
-    json_key_string(w, "id", q->c->id);
+    json_key_string(w, "id", c->id);
     json_key_string(w, "model", a->model);
     json_key_object(w, "usage");
     json_key_int(w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
@@ -263,7 +262,7 @@ static status write_reranked(const asking *q) {
         json_object_close(w);
     }
     json_array_close(w);
-    return call_finish(q->c, OK);
+    return OK;
 }
 
 /* Which columns, in which order. */
@@ -317,7 +316,7 @@ static status write_body(asking *q) {
     TRY(engine_make_items(&q->answer));
     TRY(choose_columns(q));
     TRY(order_items(q));
-    return q->c->route == ROUTE_RERANK ? write_reranked(q) : write_answer(q);
+    return call_write(q->c, q->c->route == ROUTE_RERANK ? write_reranked : write_answer);
 }
 
 /* How long an answer waits for its turn on a thread of the HTTP server and takes to be written: the
@@ -378,16 +377,12 @@ static void reply(void *context) {
     call *c = context;
     asking *q = c->state;
     engine_answer a = q->answer;
-    if (a.outcome != ENGINE_OK) {
-        call_fail_outcome(c, &a);
-    } else {
-        status st = write_reply(q);
-        if (st == OK && c->route == ROUTE_RECOMMEND && q->r.ask.has_user) note_list(q);
-        if (st == OK && q->r.n_events > 0)
-            add_events(q);
-        else
-            call_answer(c, st);
-    }
+    status st = a.outcome == ENGINE_OK ? write_reply(q) : call_refuse_outcome(c, &a);
+    if (st == OK && c->route == ROUTE_RECOMMEND && q->r.ask.has_user) note_list(q);
+    if (st == OK && q->r.n_events > 0)
+        add_events(q);
+    else
+        call_answer(c, st);
     engine_answer_release(&a);
 }
 
@@ -491,17 +486,17 @@ static bool names_terms(const char *body, size_t n) {
 
 /* Under overload most of the work would be parsing requests that are then refused: admission comes
  * first.  *was_asked: the engine decided, and its answer holds for the request. */
-static bool is_refused_unread(call *c, bool *was_asked) {
+static status ask_unread(call *c, bool *was_asked) {
     engine_answer refusal;
     engine_request any = {.task = c->route == ROUTE_RECOMMEND ? ENGINE_RECOMMEND : ENGINE_RANK,
                           .arrived_ns = c->x->arrived_ns,
                           .after_ns = atomic_load(&c->s->reply_ns)};
     *was_asked = c->s->set.n_models == 1 && !names_terms(c->x->body, c->x->n_body);
-    if (!*was_asked) return false;
+    if (!*was_asked) return OK;
     bool has_time = engine_has_time(c->s->engine, &any, &refusal);
-    if (!has_time) call_fail_outcome(c, &refusal);
+    status st = has_time ? OK : call_refuse_outcome(c, &refusal);
     engine_answer_release(&refusal);
-    return !has_time;
+    return st;
 }
 
 /* The events are the arena's, and nobody else has them yet. */
@@ -511,30 +506,20 @@ static status read_ratings(engine *e, request_ask *r) {
     return engine_read_ratings(e, r->ask.model, (engine_event *)r->events, r->n_events);
 }
 
-static void ask(call *c, status (*read)(arena *a, const char *body, size_t n, request_ask *out)) {
+static status ask(call *c, status (*read)(arena *a, const char *body, size_t n, request_ask *out)) {
     bool was_asked;
     asking *q;
-    if (is_refused_unread(c, &was_asked)) return;
-    status st = ARENA_NEW(&c->memory, &q, 1);
-    if (st == OK) st = read(&c->memory, c->x->body, c->x->n_body, &q->r);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
+    TRY(ask_unread(c, &was_asked));
+    TRY(ARENA_NEW(&c->memory, &q, 1));
+    TRY(read(&c->memory, c->x->body, c->x->n_body, &q->r));
     c->state = q;
     c->parsed_ns = clock_ns();
     q->c = c;
     q->model = choose_model(c->s, q->r.model, q->r.ask.has_user ? &q->r.ask.user : NULL);
-    if (q->model < 0) {
-        call_fail(c, 404, "there is no model '%s'; GET /v1/models lists them", q->r.model);
-        return;
-    }
+    if (q->model < 0)
+        return call_refuse(c, 404, "there is no model '%s'; GET /v1/models lists them", q->r.model);
     q->r.ask.model = q->model;
-    st = read_ratings(c->s->engine, &q->r);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
+    TRY(read_ratings(c->s->engine, &q->r));
     if (q->r.n_tasks > 0 && q->r.ask.task == ENGINE_RANK) {
         q->top_k = q->r.ask.top_k;
         q->r.ask.top_k = 0;
@@ -542,40 +527,42 @@ static void ask(call *c, status (*read)(arena *a, const char *body, size_t n, re
     q->r.ask.arrived_ns = c->x->arrived_ns;
     q->r.ask.after_ns = atomic_load(&c->s->reply_ns);
     q->r.ask.was_asked = was_asked;
-    if (q->r.n_events > 0 && !call_may(c, KEY_EVENTS)) return;
-    if (q->r.n_events > 0) st = take_events(q);
-    st == OK ? submit(q) : call_fail_status(c, st);
+    if (q->r.n_events > 0) {
+        TRY(call_may(c, KEY_EVENTS));
+        TRY(take_events(q));
+    }
+    submit(q);
+    return OK;
 }
 
-static status answer_similar(asking *q) {
+static status answer_similar(asking *q, json_writer *w) {
     call *c = q->c;
     TRY(engine_similar(c->s->engine, &q->r.ask, &q->answer));
     TRY(order_items(q));
     snprintf(c->model, sizeof c->model, "%s", q->answer.model);
-    write_answerer(call_begin(c), q);
-    write_items(&c->w, q);
-    json_key_int(&c->w, "unknown_items", (int64_t)q->answer.n_unknown);
-    return call_finish(c, OK);
+    write_answerer(w, q);
+    write_items(w, q);
+    json_key_int(w, "unknown_items", (int64_t)q->answer.n_unknown);
+    return OK;
 }
 
-void serve_similar(call *c) {
+status serve_similar(call *c, json_writer *w) {
     asking q = {.c = c};
-    status st = request_similar_read(&c->memory, c->x->body, c->x->n_body, &q.r);
-    if (st == OK && (q.r.ask.model = call_find_model(c, q.r.model)) < 0) return;
-    if (st == OK) st = answer_similar(&q);
-    engine_answer a = q.answer; /* the call ends with its answer */
-    call_answer(c, st);
-    engine_answer_release(&a);
+    TRY(request_similar_read(&c->memory, c->x->body, c->x->n_body, &q.r));
+    TRY(call_find_model(c, q.r.model, &q.r.ask.model));
+    status st = answer_similar(&q, w);
+    engine_answer_release(&q.answer);
+    return st;
 }
 
-void serve_recommend(call *c) {
-    ask(c, request_recommend_read);
+status serve_recommend(call *c, json_writer *w) {
+    return ask(c, request_recommend_read);
 }
 
-void serve_rank(call *c) {
-    ask(c, request_rank_read);
+status serve_rank(call *c, json_writer *w) {
+    return ask(c, request_rank_read);
 }
 
-void serve_rerank(call *c) {
-    ask(c, request_rerank_read);
+status serve_rerank(call *c, json_writer *w) {
+    return ask(c, request_rerank_read);
 }

@@ -1,8 +1,10 @@
 /* Inside the server: what its files share.
  *
  * A call is one request on its way: made when it arrives, freed when it is answered.  Its arena
- * holds what was parsed.  A route's function gets a call and sees to it that call_reply or
- * call_fail is called once, on any thread. */
+ * holds what was parsed.  A route's function writes the members of an answer; a failure that it
+ * returns is answered with {"error": reason}, and the code that its status means or call_refuse
+ * gave.  A route that ANSWERS_ITSELF gets no writer: where it returns OK, the call is answered,
+ * once, on any thread. */
 #pragma once
 
 #include <stdatomic.h>
@@ -112,8 +114,8 @@ typedef struct call {
     server *s;
     http_exchange *x;
     route_name route;
-    void (*serve)(struct call *c); /* the route's function, */
-    bool is_slow;                  /* which runs on a worker */
+    const struct server_route *at; /* its row in the table of routes */
+    int refusal;                   /* the HTTP code of call_refuse */
     arena memory;
     int n_parts;
     char id[REQUEST_ID_BYTES];
@@ -130,17 +132,60 @@ typedef struct call {
     char part[MAX_PARTS][PART_BYTES]; /* of the path, decoded; the last: it need not be zeroed */
 } call;
 
-/* Its row in the table of routes, which ends with {0}. */
+/* The routes, each with its function serve_FN. */
+#define SERVER_ROUTES(R)                                                                           \
+    R("POST", "v1/recommend", RECOMMEND, recommend, KEY_READ | ANSWERS_ITSELF)                     \
+    R("POST", "v1/rank", RANK, rank, KEY_READ | ANSWERS_ITSELF)                                    \
+    R("POST", "v1/similar", SIMILAR, similar, KEY_READ | ON_WORKER)                                \
+    R("POST", "rerank", RERANK, rerank, KEY_READ | ANSWERS_ITSELF)                                 \
+    R("POST", "v1/rerank", RERANK, rerank, KEY_READ | ANSWERS_ITSELF)                              \
+    R("POST", "v2/rerank", RERANK, rerank, KEY_READ | ANSWERS_ITSELF)                              \
+    R("POST", "v1/events", EVENTS, events, KEY_EVENTS | ANSWERS_ITSELF)                            \
+    R("GET", "v1/users?prefix limit cursor", USERS, list_users, KEY_READ | ON_WORKER)              \
+    R("GET", "v1/users/*?offset limit", USERS, get_user, KEY_READ)                                 \
+    R("DELETE", "v1/users/*", USERS, delete_user, KEY_ADMIN | ANSWERS_ITSELF)                      \
+    R("GET", "v1/models", MODELS, models, KEY_READ | ON_WORKER)                                    \
+    R("POST", "v1/models/*/reload", RELOAD, reload, KEY_ADMIN | ON_WORKER)                         \
+    R("GET", "v1/stream", STREAM, stream, KEY_READ | ANSWERS_ITSELF)                               \
+    R("GET", "v1/cache?model", PAGE, cache, KEY_READ)                                              \
+    R("GET", "v1/map?model", PAGE, map, KEY_READ | ON_WORKER)                                      \
+    R("GET", "v1/items?model search limit", PAGE, items, KEY_READ | ON_WORKER)                     \
+    R("GET", "v2", KSERVE, kserve, KEY_READ)                                                       \
+    R("GET", "v2/health/live", HEALTH, kserve_live, 0)                                             \
+    R("GET", "v2/health/ready", HEALTH, kserve_ready, 0)                                           \
+    R("GET", "v2/models/stats", KSERVE, kserve_stats, KEY_READ)                                    \
+    R("GET", "v2/models/*", KSERVE, kserve_model, KEY_READ | ON_WORKER)                            \
+    R("GET", "v2/models/*/config", KSERVE, kserve_config, KEY_READ)                                \
+    R("GET", "v2/models/*/stats", KSERVE, kserve_stats, KEY_READ)                                  \
+    R("GET", "v2/models/*/versions/*/config", KSERVE, kserve_config, KEY_READ)                     \
+    R("GET", "v2/models/*/versions/*/stats", KSERVE, kserve_stats, KEY_READ)                       \
+    R("GET", "v2/models/*/ready", KSERVE, kserve_model_ready, KEY_READ)                            \
+    R("POST", "v2/models/*/infer", INFER, infer, KEY_READ | ANSWERS_ITSELF)                        \
+    R("GET", "v2/models/*/versions/*", KSERVE, kserve_model, KEY_READ | ON_WORKER)                 \
+    R("GET", "v2/models/*/versions/*/ready", KSERVE, kserve_model_ready, KEY_READ)                 \
+    R("POST", "v2/models/*/versions/*/infer", INFER, infer, KEY_READ | ANSWERS_ITSELF)             \
+    R("GET", "health", HEALTH, health, 0)                                                          \
+    R("GET", "v1/status", STATUS, status, KEY_READ)                                                \
+    R("GET", "metrics", METRICS, metrics_text, KEY_READ | ANSWERS_ITSELF)                          \
+    R("GET", "openapi.json", PAGE, openapi, 0)                                                     \
+    R("GET", "", PAGE, page, ANSWERS_ITSELF)
+
+#define R(method, path, name, fn, needs) status serve_##fn(call *c, json_writer *w);
+SERVER_ROUTES(R)
+#undef R
+
+/* The table of them, which ends with {0}. */
 typedef struct server_route {
     /* A star is one part of any text; the names of parameters follow a question mark. */
     const char *method, *path;
     route_name name;
-    void (*serve)(call *c);
-    unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much */
+    status (*serve)(call *c, json_writer *w);
+    unsigned needs; /* the role of a key, 0: no key; ON_WORKER: it may wait, or look at much;
+                       ANSWERS_ITSELF */
     const char *name_of_serve; /* without serve_ */
 } server_route;
 
-enum { ON_WORKER = KEY_ALL + 1 };
+enum { ON_WORKER = KEY_ALL + 1, ANSWERS_ITSELF = 2 * ON_WORKER };
 extern const server_route server_routes[];
 
 /* The headers of every answer: ids of request and trace. */
@@ -149,25 +194,19 @@ void call_set_headers(call *c);
 /* Answers with the call's body.  The call is gone. */
 void call_reply(call *c, int code, const char *type);
 
-/* An answer that is a JSON object: begins it and returns its writer; call_finish ends it, with the
- * failure st or lack of memory; call_answer answers 200 with the body, or for the failure; call_end
- * does both. */
-json_writer *call_begin(call *c);
-status call_finish(call *c, status st);
+/* Writes an object with the members of fn into the call's body.  call_answer then answers 200 with
+ * it, or for the failure. */
+status call_write(call *c, status (*fn)(call *c, json_writer *w));
 void call_answer(call *c, status st);
-void call_end(call *c, status st);
 
-/* Answers with {"error": text}.  Returns false, for checks that answer where they fail. */
-bool call_fail(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
+/* A failure that is answered with this code of HTTP. */
+status call_refuse(call *c, int code, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
-/* Answers for a failed function: its reason, and the code that its status means. */
-void call_fail_status(call *c, status st);
+/* Whether the server and these models answer requests: else 503. */
+status call_is_ready(call *c, int first, int end);
 
-/* Whether the server and these models answer requests; false: the call is answered 503. */
-bool call_is_ready(call *c, int first, int end);
-
-/* Whether its key has a role; false: it is answered. */
-bool call_may(call *c, unsigned role);
+/* Whether its key has a role. */
+status call_may(call *c, unsigned role);
 
 /* Submits a change of users to the engine; when it is made, then(c) runs on a thread of the HTTP
  * server. */
@@ -183,35 +222,6 @@ static inline uint64_t call_run_ns(const call *c) {
 /* Runs fn(c) on a worker; answers 503 where too many wait. */
 void call_later(call *c, void (*fn)(void *call));
 
-/* The routes. */
-void serve_recommend(call *c);
-void serve_rank(call *c);
-void serve_rerank(call *c);
-void serve_similar(call *c);
-void serve_infer(call *c);
-void serve_events(call *c);
-void serve_get_user(call *c);
-void serve_delete_user(call *c);
-void serve_list_users(call *c);
-void serve_models(call *c);
-void serve_reload(call *c);
-void serve_kserve(call *c);
-void serve_kserve_live(call *c);
-void serve_kserve_ready(call *c);
-void serve_kserve_model(call *c);
-void serve_kserve_model_ready(call *c);
-void serve_kserve_config(call *c);
-void serve_kserve_stats(call *c);
-void serve_health(call *c);
-void serve_status(call *c);
-void serve_metrics_text(call *c);
-void serve_stream(call *c);
-void serve_openapi(call *c);
-void serve_page(call *c);
-void serve_cache(call *c);
-void serve_map(call *c);
-void serve_items(call *c);
-
 /* An id: a number or a string, as the vocabulary has it.  A user's id that is the text of a whole
  * number is written as a number, unless the data's ids are texts (engine_has_text_users).  A title:
  * as a member, if there is one. */
@@ -224,24 +234,23 @@ const char *source_name(engine_source s);       /* "model", "popular", "nothing"
 /* An id as text, which may be in `digits`. */
 engine_id id_as_text(const engine_id *id, char digits[24]);
 
-/* Finds the model that a name means: NULL, or a query without "model", is the first one.  -1: there
- * is none, and the call is answered 404. */
-int call_find_model(call *c, const char *name);
+/* Finds the model that a name means: NULL, or a query without "model", is the first one. */
+status call_find_model(call *c, const char *name, int *out);
 
 /* The same for the model, and the version if there is one, of a path of /v2 or /v1/models. */
-int call_path_model(call *c, engine_model_info *out);
+status call_path_model(call *c, int *out, engine_model_info *info);
 
-/* A query parameter, decoded; "" where it is missing.  False: the call is answered 400. */
-bool call_query_text(call *c, const char *name, char *out, size_t out_bytes);
+/* A query parameter, decoded; "" where it is missing. */
+status call_query_text(call *c, const char *name, char *out, size_t out_bytes);
 
 /* A whole number of the query from `min` to `max`; where it is missing, *out stays. */
-bool call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out);
+status call_query_number(call *c, const char *name, int64_t min, int64_t max, size_t *out);
 
 /* The model for a request: the one it names, or by the split of users.  -1: no such name. */
 int choose_model(server *s, const char *name, const engine_id *user);
 
-/* Answers for an outcome that is not ENGINE_OK. */
-void call_fail_outcome(call *c, const engine_answer *a);
+/* A failure for an outcome that is not ENGINE_OK. */
+status call_refuse_outcome(call *c, const engine_answer *a);
 
 /* A line of the access log: an object, from begin to end. */
 void log_begin(json_writer *w, buf *line);

@@ -9,7 +9,8 @@ typedef struct inferring {
     infer_asks asks;
     engine_answer *answer; /* (asks.n) */
     atomic_size_t n_left;
-    bool has_text_items; /* of the model */
+    bool has_text_items;    /* of the model */
+    struct tensor_out *out; /* (N_OUTPUTS) */
 } inferring;
 
 /* A tensor of the answer. */
@@ -116,20 +117,20 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
 
 enum { N_OUTPUTS = 3 };
 
-static status write_json(const inferring *q, const tensor_out *t) {
-    json_writer *w = call_begin(q->c);
+static status write_json(call *c, json_writer *w) {
+    const inferring *q = c->state;
     json_key_string(w, "model_name", q->answer[0].model);
     json_key_string(w, "model_version", q->answer[0].version);
     if (q->r.id != NULL) json_key_string(w, "id", q->r.id);
     json_key_array(w, "outputs");
     for (int i = 0; i < N_OUTPUTS; i++)
-        if (t[i].is_wanted) write_tensor(w, q, &t[i]);
+        if (q->out[i].is_wanted) write_tensor(w, q, &q->out[i]);
     json_array_close(w);
-    return call_finish(q->c, OK);
+    return OK;
 }
 
 /* The JSON first, then the binary tensors; *n_json 0: there are none. */
-static status write_body(const inferring *q, size_t *n_json) {
+static status write_body(inferring *q, size_t *n_json) {
     buf *body = &q->c->body;
     bool is_list = !q->asks.has_candidates;
     tensor_out t[N_OUTPUTS] = {
@@ -149,7 +150,8 @@ static status write_body(const inferring *q, size_t *n_json) {
         t[i].n_bytes = bytes.n_bytes - before;
         has_binary = true;
     }
-    if (st == OK) st = write_json(q, t);
+    q->out = t;
+    if (st == OK) st = call_write(q->c, write_json);
     *n_json = has_binary ? body->n_bytes : 0;
     if (st == OK && bytes.n_bytes > 0) st = buf_append(body, bytes.data, bytes.n_bytes);
     buf_fini(&bytes);
@@ -194,7 +196,7 @@ static void reply(void *context) {
         if (bad.outcome == ENGINE_OK) continue;
         for (size_t k = 0; k < q->asks.n; k++)
             engine_answer_release(&q->answer[k]);
-        call_fail_outcome(q->c, &bad);
+        call_answer(q->c, call_refuse_outcome(q->c, &bad));
         return;
     }
     reply_good(q);
@@ -217,25 +219,18 @@ static bool is_gone(void *context) {
     return http_is_cancelled(q->c->x);
 }
 
-void serve_infer(call *c) {
+status serve_infer(call *c, json_writer *w) {
     inferring *q;
     engine_model_info info;
-    int model = call_path_model(c, &info);
-    if (model < 0) return;
-    status st = ARENA_NEW(&c->memory, &q, 1);
-    if (st == OK) st = read_inputs(c, q);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
-    for (size_t i = 0; st == OK && i < q->asks.n; i++)
-        st = engine_read_ratings(c->s->engine, model, (engine_event *)q->asks.ask[i].history,
-                                 q->asks.ask[i].n_history);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
+    int model;
+    TRY(call_path_model(c, &model, &info));
+    TRY(ARENA_NEW(&c->memory, &q, 1));
+    TRY(read_inputs(c, q));
+    for (size_t i = 0; i < q->asks.n; i++)
+        TRY(engine_read_ratings(c->s->engine, model, (engine_event *)q->asks.ask[i].history,
+                                q->asks.ask[i].n_history));
     q->c = c;
+    c->state = q;
     q->has_text_items = info.has_text_items;
     c->parsed_ns = clock_ns();
     atomic_init(&q->n_left, q->asks.n);
@@ -249,10 +244,10 @@ void serve_infer(call *c) {
         q->asks.ask[i].run_ns = n == 1 ? call_run_ns(c) : 0;
         engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
     }
+    return OK;
 }
 
-void serve_kserve(call *c) {
-    json_writer *w = call_begin(c);
+status serve_kserve(call *c, json_writer *w) {
     json_key_string(w, "name", "hstu");
     json_key_string(w, "version", HSTU_VERSION);
     json_key_array(w, "extensions");
@@ -260,28 +255,26 @@ void serve_kserve(call *c) {
     json_string(w, "model_configuration");
     json_string(w, "statistics");
     json_array_close(w);
-    call_end(c, OK);
+    return OK;
 }
 
-static void reply_flag(call *c, const char *name, const char *key) {
-    json_writer *w = call_begin(c);
-    if (name != NULL) json_key_string(w, "name", name);
-    json_key_bool(w, key, true);
-    call_end(c, OK);
+status serve_kserve_live(call *c, json_writer *w) {
+    json_key_bool(w, "live", true);
+    return OK;
 }
 
-void serve_kserve_live(call *c) {
-    reply_flag(c, NULL, "live");
+status serve_kserve_ready(call *c, json_writer *w) {
+    json_key_bool(w, "ready", true);
+    return call_is_ready(c, 0, engine_n_models(c->s->engine));
 }
 
-void serve_kserve_ready(call *c) {
-    if (call_is_ready(c, 0, engine_n_models(c->s->engine))) reply_flag(c, NULL, "ready");
-}
-
-void serve_kserve_model_ready(call *c) {
+status serve_kserve_model_ready(call *c, json_writer *w) {
     engine_model_info m;
-    int model = call_path_model(c, &m);
-    if (model >= 0 && call_is_ready(c, model, model + 1)) reply_flag(c, m.name, "ready");
+    int model;
+    TRY(call_path_model(c, &model, &m));
+    json_key_string(w, "name", m.name);
+    json_key_bool(w, "ready", true);
+    return call_is_ready(c, model, model + 1);
 }
 
 /* What a model takes and gives, in the words of its metadata, or of Triton's configuration. */
@@ -326,15 +319,15 @@ static void describe_tensors(const description *d) {
 }
 
 /* Ids of users are as those of the data; where there are none, as numbers. */
-static void serve_description(call *c, bool is_config) {
+static status write_description(call *c, json_writer *w, bool is_config) {
     engine_model_info m;
     engine_id user;
     size_t n_users = 0;
     uint64_t next;
-    if (call_path_model(c, &m) < 0) return;
+    int model;
+    TRY(call_path_model(c, &model, &m));
     bool has_users =
         engine_list_users(c->s->engine, &c->memory, "", 0, 1, &user, &n_users, &next) == OK;
-    json_writer *w = call_begin(c);
     description d = {.w = w,
                      .is_config = is_config,
                      .user = has_users && n_users > 0 && user.text != NULL ? "BYTES" : "INT64",
@@ -350,15 +343,15 @@ static void serve_description(call *c, bool is_config) {
         json_array_close(w);
     }
     describe_tensors(&d);
-    call_end(c, OK);
+    return OK;
 }
 
-void serve_kserve_model(call *c) {
-    serve_description(c, false);
+status serve_kserve_model(call *c, json_writer *w) {
+    return write_description(c, w, false);
 }
 
-void serve_kserve_config(call *c) {
-    serve_description(c, true);
+status serve_kserve_config(call *c, json_writer *w) {
+    return write_description(c, w, true);
 }
 
 static void write_duration(json_writer *w, const char *key, uint64_t count, uint64_t ns) {
@@ -391,23 +384,21 @@ static void write_stats(json_writer *w, const engine_model_info *m, const engine
     json_object_close(w);
 }
 
-static void reply_stats(call *c, int first, int end) {
-    json_writer *w = call_begin(c);
+status serve_kserve_stats(call *c, json_writer *w) {
+    engine_model_info m;
+    bool is_all = c->n_parts == 3;
+    int first = 0, end = engine_n_models(c->s->engine);
+    if (!is_all) {
+        TRY(call_path_model(c, &first, &m));
+        end = first + 1;
+    }
     json_key_array(w, "model_stats");
     for (int i = first; i < end; i++) {
-        engine_model_info m;
         engine_stats s;
         if (engine_model(c->s->engine, i, &m) == OK &&
             engine_model_stats(c->s->engine, i, &s) == OK)
             write_stats(w, &m, &s);
     }
     json_array_close(w);
-    call_end(c, OK);
-}
-
-void serve_kserve_stats(call *c) {
-    engine_model_info m;
-    bool is_all = c->n_parts == 3;
-    int first = is_all ? 0 : call_path_model(c, &m);
-    if (first >= 0) reply_stats(c, first, is_all ? engine_n_models(c->s->engine) : first + 1);
+    return OK;
 }

@@ -46,8 +46,7 @@ static void write_replicas(json_writer *w, engine *e, int model) {
 }
 
 /* Names of a model's columns are valid while it is not replaced. */
-void serve_models(call *c) {
-    json_writer *w = call_begin(c);
+status serve_models(call *c, json_writer *w) {
     status st = OK;
     pthread_mutex_lock(&c->s->reload_lock);
     json_key_array(w, "models");
@@ -62,7 +61,7 @@ void serve_models(call *c) {
     }
     json_array_close(w);
     pthread_mutex_unlock(&c->s->reload_lock);
-    call_end(c, st);
+    return st;
 }
 
 /* The paths of a request are in the folder of --reload-from. */
@@ -78,56 +77,49 @@ static status place(const server *s, arena *a, request_reload *q) {
 }
 
 /* Without a path in the body the model's own is opened again, and the data stays. */
-static status reload(call *c, int model, const request_reload *q) {
+static status reload(call *c, json_writer *w, int model, const request_reload *q) {
     server *s = c->s;
     engine_model_info m;
     TRY(engine_model(s->engine, model, &m));
     TRY(engine_reload(s->engine, m.name, q->run != NULL ? q->run : m.path, q->data));
     TRY(engine_model(s->engine, model, &m));
-    write_model(call_begin(c), s, model, &m);
-    if (q->data != NULL) json_key_int(&c->w, "users", (int64_t)engine_n_users(s->engine));
+    write_model(w, s, model, &m);
+    if (q->data != NULL) json_key_int(w, "users", (int64_t)engine_n_users(s->engine));
     return OK;
 }
 
-void serve_reload(call *c) {
+status serve_reload(call *c, json_writer *w) {
     server *s = c->s;
     engine_model_info m;
     request_reload q;
-    int model = call_path_model(c, &m);
-    if (model < 0) return;
-    status st = request_reload_read(&c->memory, c->x->body, c->x->n_body, &q);
-    bool is_refused = st == OK && s->set.reload_from == NULL && (q.run != NULL || q.data != NULL);
-    if (st == OK && !is_refused) st = place(s, &c->memory, &q);
-    if (is_refused)
-        call_fail(c, 403, "a reload may name paths if the server has --reload-from DIR");
-    else if (st != OK)
-        call_fail_status(c, st);
-    if (is_refused || st != OK) return;
+    int model;
+    TRY(call_path_model(c, &model, &m));
+    TRY(request_reload_read(&c->memory, c->x->body, c->x->n_body, &q));
+    bool has_paths = q.run != NULL || q.data != NULL;
+    if (s->set.reload_from == NULL && has_paths)
+        return call_refuse(c, 403, "a reload may name paths if the server has --reload-from DIR");
+    TRY(place(s, &c->memory, &q));
     pthread_mutex_lock(&s->reload_lock);
-    st = reload(c, model, &q);
+    status st = reload(c, w, model, &q);
     pthread_mutex_unlock(&s->reload_lock);
-    if (st == OK)
-        call_end(c, OK);
-    else
-        call_fail(c, q.run != NULL || q.data != NULL ? 400 : 500, "the old version stays: %s",
-                  status_reason());
+    if (st == OK) return OK;
+    return call_refuse(c, has_paths ? 400 : 500, "the old version stays: %s", status_reason());
 }
 
-bool call_is_ready(call *c, int first, int end) {
+status call_is_ready(call *c, int first, int end) {
     if (!atomic_load(&c->s->is_ready))
-        return call_fail(c, 503, "not ready: the server is starting or stopping");
+        return call_refuse(c, 503, "not ready: the server is starting or stopping");
     engine_stats s;
     for (int i = first; i < end; i++)
         if (engine_model_stats(c->s->engine, i, &s) == OK && s.n_up == 0)
-            return call_fail(c, 503, "not ready: all devices are lost; restart the server");
-    return true;
+            return call_refuse(c, 503, "not ready: all devices are lost; restart the server");
+    return OK;
 }
 
-void serve_health(call *c) {
+status serve_health(call *c, json_writer *w) {
     engine *e = c->s->engine;
     engine_replica r;
-    if (!call_is_ready(c, 0, engine_n_models(e))) return;
-    json_writer *w = call_begin(c);
+    TRY(call_is_ready(c, 0, engine_n_models(e)));
     JSON_FIELDS(w, FIELD("status", "ok"), FIELD("models", engine_n_models(e)),
                 FIELD("durable", (bool)(c->s->set.engine.state != NULL)));
     json_key_array(w, "lost"); /* the others answer */
@@ -135,7 +127,7 @@ void serve_health(call *c) {
         for (int k = 0; engine_get_replica(e, i, k, &r); k++)
             if (r.is_lost) json_string(w, r.why);
     json_array_close(w);
-    call_end(c, OK);
+    return OK;
 }
 
 /* For people, as /metrics is for programs: whether users' events are stored. */
@@ -154,9 +146,8 @@ static void write_state(call *c, json_writer *w) {
     json_object_close(w);
 }
 
-void serve_status(call *c) {
+status serve_status(call *c, json_writer *w) {
     http_stats h = http_get_stats(c->s->http);
-    json_writer *w = call_begin(c);
     json_key_bool(w, "ready", atomic_load(&c->s->is_ready));
     json_key_int(w, "models", engine_n_models(c->s->engine));
     write_state(c, w);
@@ -166,13 +157,11 @@ void serve_status(call *c) {
     json_key_bool(w, "on", c->s->set.log != NULL);
     json_key_int(w, "dropped", (int64_t)server_log_dropped(c->s));
     json_object_close(w);
-    call_end(c, OK);
+    return OK;
 }
 
-void serve_metrics_text(call *c) {
-    status st = metrics_write(c->s, &c->memory, &c->body);
-    if (st == OK)
-        call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8");
-    else
-        call_fail_status(c, st);
+status serve_metrics_text(call *c, json_writer *w) {
+    TRY(metrics_write(c->s, &c->memory, &c->body));
+    call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8");
+    return OK;
 }

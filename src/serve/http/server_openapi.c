@@ -82,10 +82,9 @@ static void write_operation(json_writer *w, const server_route *r, const json_va
     json_object_close(w);
 }
 
-void serve_openapi(call *c) {
+status serve_openapi(call *c, json_writer *w) {
     const json_value *text;
-    status st = json_parse(&c->memory, "openapi.json", openapi_text, strlen(openapi_text), &text);
-    json_writer *w = call_begin(c);
+    TRY(json_parse(&c->memory, "openapi.json", openapi_text, strlen(openapi_text), &text));
     json_key_string(w, "openapi", "3.1.0");
     json_key_object(w, "info");
     JSON_FIELDS(w, FIELD("title", "hstu serve"), FIELD("version", HSTU_VERSION),
@@ -94,7 +93,7 @@ void serve_openapi(call *c) {
                       "Every answer has X-Request-Id, and traceparent if the request has one."));
     json_object_close(w);
     json_key_object(w, "paths");
-    for (const server_route *r = server_routes; st == OK && r->method != NULL; r++) {
+    for (const server_route *r = server_routes; r->method != NULL; r++) {
         size_t n = strcspn(r->path, "?"), n_next = strcspn(r[1].path != NULL ? r[1].path : "", "?");
         bool is_new = r == server_routes || strcspn(r[-1].path, "?") != n ||
                       memcmp(r[-1].path, r->path, n) != 0;
@@ -104,9 +103,9 @@ void serve_openapi(call *c) {
             json_object_close(w);
     }
     json_object_close(w);
-    for (const json_value *v = st == OK ? text->first->next : NULL; v != NULL; v = v->next) {
+    for (const json_value *v = text->first->next; v != NULL; v = v->next) {
         json_key(w, v->key);
         json_value_write(w, v);
     }
-    call_end(c, st);
+    return OK;
 }

@@ -27,23 +27,20 @@ static status write_page(buf *out, const char *nonce) {
     return buf_text(out, at);
 }
 
-void serve_page(call *c) {
+status serve_page(call *c, json_writer *w) {
     char nonce[33], policy[320];
     make_nonce(nonce);
     snprintf(policy, sizeof policy,
              "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
              "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
              nonce, nonce);
-    status st = write_page(&c->body, nonce);
-    if (st != OK) {
-        call_fail_status(c, st);
-        return;
-    }
+    TRY(write_page(&c->body, nonce));
     http_set_header(c->x, "Content-Security-Policy", policy);
     http_set_header(c->x, "X-Content-Type-Options", "nosniff");
     http_set_header(c->x, "Referrer-Policy", "no-referrer");
     http_set_header(c->x, "Cache-Control", "no-store");
     call_reply(c, 200, "text/html; charset=utf-8");
+    return OK;
 }
 
 static void write_times(json_writer *w, const char *key, const engine_times *t) {
@@ -128,15 +125,14 @@ void watchers_close(server *s) {
 }
 
 /* The call ends here; the stream stays open. */
-void serve_stream(call *c) {
+status serve_stream(call *c, json_writer *w) {
     server *s = c->s;
     pthread_mutex_lock(&s->lock);
     bool has_room = s->n_watchers < MAX_WATCHERS && atomic_load(&s->is_ready);
     pthread_mutex_unlock(&s->lock);
     if (!has_room) {
         http_set_header(c->x, "Retry-After", "5");
-        call_fail(c, 503, "at most %d clients can watch at a time", MAX_WATCHERS);
-        return;
+        return call_refuse(c, 503, "at most %d clients can watch at a time", MAX_WATCHERS);
     }
     metrics_count(&s->metrics, c->route, 200, 0);
     call_set_headers(c);
@@ -144,13 +140,14 @@ void serve_stream(call *c) {
     http_stream *stream = http_respond_stream(c->x, "text/event-stream");
     arena_fini(&c->memory);
     mem_free(c);
-    if (stream == NULL) return;
+    if (stream == NULL) return OK;
     pthread_mutex_lock(&s->lock);
     bool is_late = s->n_watchers == MAX_WATCHERS || !atomic_load(&s->is_ready);
     if (!is_late) s->watcher[s->n_watchers++] = stream;
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
     if (is_late) http_stream_close(stream);
+    return OK;
 }
 
 typedef struct page_list {
@@ -174,16 +171,16 @@ static void write_kv_page(void *context, const engine_page *p) {
 
 /* [page, owner, tokens, batches since its last use, pinned, on the host]; pages of the host are
  * numbered after those of the device. */
-void serve_cache(call *c) {
-    int model = call_find_model(c, http_query(c->x, "model"));
-    if (model < 0) return;
-    page_list list = {call_begin(c), 0};
-    json_key_int(list.w, "tokens_a_page", 64);
-    json_key_array(list.w, "pages");
-    status st = engine_visit_pages(c->s->engine, model, write_kv_page, &list);
-    json_array_close(list.w);
-    json_key_int(list.w, "n_pages", list.n);
-    call_end(c, st);
+status serve_cache(call *c, json_writer *w) {
+    page_list list = {w, 0};
+    int model;
+    TRY(call_find_model(c, http_query(c->x, "model"), &model));
+    json_key_int(w, "tokens_a_page", 64);
+    json_key_array(w, "pages");
+    TRY(engine_visit_pages(c->s->engine, model, write_kv_page, &list));
+    json_array_close(w);
+    json_key_int(w, "n_pages", list.n);
+    return OK;
 }
 
 static bool has_part(const char *text, size_t n, const char *part) {
@@ -199,15 +196,14 @@ static bool has_part(const char *text, size_t n, const char *part) {
 }
 
 /* Items whose titles or ids contain a text: for the page's choice of an event to add. */
-void serve_items(call *c) {
+status serve_items(call *c, json_writer *w) {
     enum { MOST = 1000, LOOKED_AT = 200000 };
     char text[128], digits[24];
     size_t n = 0, most = 20;
-    int model = call_find_model(c, http_query(c->x, "model"));
-    if (model < 0 || !call_query_text(c, "search", text, sizeof text) ||
-        !call_query_number(c, "limit", 1, MOST, &most))
-        return;
-    json_writer *w = call_begin(c);
+    int model;
+    TRY(call_find_model(c, http_query(c->x, "model"), &model));
+    TRY(call_query_text(c, "search", text, sizeof text));
+    TRY(call_query_number(c, "limit", 1, MOST, &most));
     json_key_array(w, "items");
     pthread_mutex_lock(&c->s->reload_lock);
     for (uint32_t i = 1; i < LOOKED_AT && n < most; i++) {
@@ -226,7 +222,7 @@ void serve_items(call *c) {
     }
     pthread_mutex_unlock(&c->s->reload_lock);
     json_array_close(w);
-    call_end(c, OK);
+    return OK;
 }
 
 static void write_place(json_writer *w, const engine_item *item, const float *row, int32_t dim) {
@@ -240,32 +236,31 @@ static void write_place(json_writer *w, const engine_item *item, const float *ro
     json_array_close(w);
 }
 
-static status write_map(call *c, int model) {
+static status write_map(call *c, json_writer *w, int model) {
     enum { MOST = 2500 };
     engine_model_info m;
     engine_item item;
     float *row;
     TRY(engine_model(c->s->engine, model, &m));
     TRY(ARENA_NEW(&c->memory, &row, (size_t)m.dim));
-    JSON_FIELDS(&c->w, FIELD("model", m.name), FIELD("version", m.version), FIELD("of", m.n_items));
-    json_key_array(&c->w, "items");
+    JSON_FIELDS(w, FIELD("model", m.name), FIELD("version", m.version), FIELD("of", m.n_items));
+    json_key_array(w, "items");
     uint32_t stride = (uint32_t)((m.n_items + MOST - 1) / MOST);
     for (uint32_t i = 1; i <= m.n_items; i += stride) {
         TRY(engine_item_rows(c->s->engine, model, i, 1, row));
         TRY(engine_item_of(c->s->engine, model, i, &item));
-        write_place(&c->w, &item, row, m.dim);
+        write_place(w, &item, row, m.dim);
     }
-    json_array_close(&c->w);
+    json_array_close(w);
     return OK;
 }
 
 /* Items from all over the catalogue as [id, embedding row, title], which the page lays out. */
-void serve_map(call *c) {
-    int model = call_find_model(c, http_query(c->x, "model"));
-    if (model < 0) return;
-    call_begin(c);
+status serve_map(call *c, json_writer *w) {
+    int model;
+    TRY(call_find_model(c, http_query(c->x, "model"), &model));
     pthread_mutex_lock(&c->s->reload_lock); /* names are valid while no model is replaced */
-    status st = write_map(c, model);
+    status st = write_map(c, w, model);
     pthread_mutex_unlock(&c->s->reload_lock);
-    call_end(c, st);
+    return st;
 }
