@@ -91,28 +91,14 @@ status encoder_plan_check(const chain *c, attend_kind attend, const plan_program
 /* The tile parameters of a kernel: those of the file where this target has them. */
 static status choose_tile(const encoder_plan *p, const plan_file *f, kernel_spec *s) {
     tile_params tiles[EMIT_MAX_TILES];
-    int n;
-    for (int i = 0; i < f->n_tiles; i++) {
-        const plan_file_tile *t = &f->tile[i];
-        if (t->first != s->first || t->last != s->last) continue;
-        library_choice choice = (library_choice)t->params.library;
-        if (choice != GENERATED && library_fits(p->t, p->c, s->first, s->last, choice)) {
-            s->tile = t->params;
-            return OK;
-        }
-        TRY(emit_tiles(s, tiles, &n));
+    int n, chosen = 0;
+    TRY(layer_tiles(p->t, s, tiles, &n));
+    for (int i = 0; i < f->n_tiles; i++)
         for (int k = 0; k < n; k++)
-            if (memcmp(&tiles[k], &t->params, sizeof tiles[k]) == 0) {
-                s->tile = tiles[k];
-                return OK;
-            }
-    }
-    TRY(emit_tiles(s, tiles, &n));
-    if (n == 0)
-        return fail(ERR_UNSUPPORTED,
-                    "operators %d-%d need more shared memory than a block of this GPU has",
-                    s->first + 1, s->last + 1);
-    s->tile = tiles[0];
+            if (f->tile[i].first == s->first && f->tile[i].last == s->last &&
+                memcmp(&tiles[k], &f->tile[i].params, sizeof tiles[k]) == 0)
+                chosen = k;
+    s->tile = tiles[chosen];
     return OK;
 }
 

@@ -111,10 +111,25 @@ bool library_fits(const target *t, const chain *c, int first, int last, library_
     return what.f == EPILOGUE_GELU && t->is_cuda && t->act != ACT_F32;
 }
 
-int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice) {
+/* How many ranks a choice has for operators first..last on this target; 0: they cannot be it. */
+static int library_ranks(const target *t, const chain *c, int first, int last,
+                         library_choice choice) {
     call what;
     if (!library_fits(t, c, first, last, choice)) return 0;
     return t->is_cuda && match(c, first, last, &what) && !what.is_norm ? LIBRARY_RANKS : 1;
+}
+
+status layer_tiles(const target *t, const kernel_spec *s, tile_params out[EMIT_MAX_TILES], int *n) {
+    TRY(emit_tiles(s, out, n));
+    for (library_choice choice = LIBRARY; choice <= LIBRARY_FAST_GELU; choice++) {
+        int n_ranks = library_ranks(t, s->c, s->first, s->last, choice);
+        for (int rank = 0; rank < n_ranks && *n < EMIT_MAX_TILES; rank++)
+            out[(*n)++] = (tile_params){.library = (int16_t)choice, .rank = (int16_t)rank};
+    }
+    if (*n > 0) return OK;
+    return fail(ERR_UNSUPPORTED,
+                "operators %d-%d (%s) need more shared memory than a block of this GPU has",
+                s->first + 1, s->last + 1, template_name(s->from));
 }
 
 int library_bias(const chain *c, int op) {

@@ -40,11 +40,12 @@ typedef struct library {
  * the CPU. */
 enum { LIBRARY_RANKS = 11 };
 
-/* How many ranks a choice has for operators first..last on this target; 0: they cannot be it. */
-int library_ranks(const target *t, const chain *c, int first, int last, library_choice choice);
-
 /* Whether operators first..last can be that choice, on this target. */
 bool library_fits(const target *t, const chain *c, int first, int last, library_choice choice);
+
+/* What a kernel can be run as: its tile parameters worth trying, then the choices of the backend.
+ * ERR_UNSUPPORTED where there is nothing. */
+status layer_tiles(const target *t, const kernel_spec *s, tile_params out[EMIT_MAX_TILES], int *n);
 
 /* Packs the weights of operator `op`, a product: w (n_out, n_in) and the bias that joins it,
  * float32 in the target's memory; bias may be NULL. */

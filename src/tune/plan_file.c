@@ -131,12 +131,16 @@ status plan_file_read(plan_file *out, const char *path) {
 }
 
 status plan_file_apply(const plan_file *f, plan_runner *r) {
-    if (strcmp(f->layer, plan_runner_chain(r)->name) != 0)
+    const chain_problem *p = plan_runner_problem(r);
+    if (strcmp(f->layer, p->c->name) != 0)
         return fail(ERR_USAGE, "the plan is for layer %s; pass --layer %s", f->layer, f->layer);
     for (int i = 0; i < f->n_tiles; i++) {
         const plan_file_tile *t = &f->tile[i];
-        if (plan_runner_template(r, t->first, t->last) == TEMPLATE_NONE) continue;
-        TRY(plan_runner_choose_tile(r, t->first, t->last, &t->params));
+        runner_kernel *k;
+        if (plan_template(p->c, &p->shape, t->first, t->last, NULL) == TEMPLATE_NONE) continue;
+        TRY(plan_runner_kernel(r, t->first, t->last, &k));
+        for (int tile = 0; tile < k->n_tiles; tile++)
+            if (memcmp(&k->params[tile], &t->params, sizeof t->params) == 0) k->tile = tile;
     }
     return OK;
 }

@@ -6,13 +6,6 @@
 /* Checked rows: all of a small problem, else some of a few sequences. */
 enum { CHECK_ALL_TOKENS = 512, CHECK_SEQUENCES = 3, CHECK_ROWS = 6 };
 
-/* A kernel that some plan may have: its tile parameters, and those that were compiled. */
-typedef struct runner_kernel {
-    int n_tiles, tile; /* n_tiles 0: not asked yet */
-    tile_params params[EMIT_MAX_TILES];
-    target_kernel *compiled[EMIT_MAX_TILES];
-} runner_kernel;
-
 /* Rows of one sequence with the reference's values. */
 typedef struct checked_rows {
     int32_t sequence, n_rows;
@@ -177,11 +170,11 @@ void plan_runner_destroy(plan_runner *r) {
     MEM_FREE(r->checked, r->output, r);
 }
 
-const chain *plan_runner_chain(const plan_runner *r) {
-    return r->p->c;
+const chain_problem *plan_runner_problem(const plan_runner *r) {
+    return r->p;
 }
 
-kernel_template plan_runner_template(const plan_runner *r, int first, int last) {
+static kernel_template template_of(const plan_runner *r, int first, int last) {
     return plan_template(r->p->c, &r->p->shape, first, last, NULL);
 }
 
@@ -194,71 +187,28 @@ void plan_runner_rest(const plan_runner *r) {
     if (r->t->is_cuda) nanosleep(&pause, NULL);
 }
 
-const chain_shape *plan_runner_shape(const plan_runner *r) {
-    return &r->p->shape;
-}
-
 void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out) {
     plan_lower(r->p->c, &r->p->shape, value, out);
 }
 
 static kernel_spec spec_of(const plan_runner *r, int first, int last, const tile_params *tile) {
-    kernel_spec s =
-        layer_kernel(r->t, &r->batch, first, last, plan_runner_template(r, first, last));
+    kernel_spec s = layer_kernel(r->t, &r->batch, first, last, template_of(r, first, last));
     if (tile != NULL) s.tile = *tile;
     return s;
 }
 
-static status find_tiles(plan_runner *r, int first, int last, runner_kernel **out) {
+status plan_runner_kernel(plan_runner *r, int first, int last, runner_kernel **out) {
     runner_kernel *k = &r->kernel[first][last];
     *out = k;
     if (k->n_tiles > 0) return OK;
     kernel_spec s = spec_of(r, first, last, NULL);
-    TRY(emit_tiles(&s, k->params, &k->n_tiles));
-    for (library_choice c = LIBRARY; c <= LIBRARY_FAST_GELU; c++) {
-        int n = library_ranks(r->t, r->p->c, first, last, c);
-        for (int rank = 0; rank < n && k->n_tiles < EMIT_MAX_TILES; rank++)
-            k->params[k->n_tiles++] = (tile_params){.library = (int16_t)c, .rank = (int16_t)rank};
-    }
-    if (k->n_tiles > 0) return OK;
-    return fail(ERR_UNSUPPORTED,
-                "operators %d-%d (%s) need more shared memory than a block of this GPU has",
-                first + 1, last + 1, template_name(s.from));
-}
-
-status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out) {
-    runner_kernel *k;
-    TRY(find_tiles(r, first, last, &k));
-    *out = k->n_tiles;
-    return OK;
-}
-
-int plan_runner_tile(const plan_runner *r, int first, int last) {
-    return r->kernel[first][last].tile;
-}
-
-void plan_runner_set_tile(plan_runner *r, int first, int last, int tile) {
-    r->kernel[first][last].tile = tile;
-}
-
-status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params) {
-    runner_kernel *k;
-    TRY(find_tiles(r, first, last, &k));
-    for (int i = 0; i < k->n_tiles; i++)
-        if (memcmp(&k->params[i], params, sizeof *params) == 0) k->tile = i;
-    return OK;
-}
-
-tile_params plan_runner_tile_params(plan_runner *r, int first, int last) {
-    runner_kernel *k;
-    if (find_tiles(r, first, last, &k) != OK) return (tile_params){0};
-    return k->params[k->tile];
+    return layer_tiles(r->t, &s, k->params, &k->n_tiles);
 }
 
 /* The kernel with one of its tile parameters; NULL: the library's. */
 static status find_compiled(plan_runner *r, int first, int last, int tile, target_kernel **out) {
     runner_kernel *k;
-    TRY(find_tiles(r, first, last, &k));
+    TRY(plan_runner_kernel(r, first, last, &k));
     if (k->compiled[tile] == NULL && k->params[tile].library == GENERATED) {
         kernel_spec s = spec_of(r, first, last, &k->params[tile]);
         TRY(r->t->compile(r->t, &s, &k->compiled[tile]));
@@ -307,21 +257,13 @@ status plan_runner_prepare_all(plan_runner *r, int max_tiles) {
     for (int i = 0; i < CHAIN_OPS * CHAIN_OPS; i++) {
         int first = i / CHAIN_OPS, last = i % CHAIN_OPS;
         runner_kernel *k;
-        if (last < first || plan_runner_template(r, first, last) == TEMPLATE_NONE) continue;
-        TRY(find_tiles(r, first, last, &k));
+        if (last < first || template_of(r, first, last) == TEMPLATE_NONE) continue;
+        TRY(plan_runner_kernel(r, first, last, &k));
         for (int tile = 0; tile < k->n_tiles && (max_tiles == 0 || tile < max_tiles); tile++)
             if (k->params[tile].library == GENERATED)
                 job.kernel[job.n++] = i * EMIT_MAX_TILES + tile;
     }
     return pool_run(r->workers, job.n, compile_one, &job);
-}
-
-int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice) {
-    runner_kernel *k;
-    if (find_tiles(r, first, last, &k) != OK) return -1;
-    for (int i = k->n_tiles - 1; i >= 0; i--)
-        if ((library_choice)k->params[i].library == choice) return i;
-    return -1;
 }
 
 /* Memory for the outputs of a kernel. */

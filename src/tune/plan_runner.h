@@ -14,17 +14,13 @@ typedef struct plan_runner plan_runner;
 status plan_runner_create(plan_runner **out, const chain_problem *p, target *t, pool *workers);
 void plan_runner_destroy(plan_runner *r); /* NULL is fine */
 
-const chain *plan_runner_chain(const plan_runner *r);
+const chain_problem *plan_runner_problem(const plan_runner *r);
 
-/* The template of operators first..last as one kernel of this problem; and whether bit 0 can act
- * here. */
-kernel_template plan_runner_template(const plan_runner *r, int first, int last);
+/* Whether bit 0 can act here. */
 bool plan_runner_has_hand_written(const plan_runner *r);
 
 /* Lets a GPU rest for 50 ms: under load it lowers its clock to keep to its power limit. */
 void plan_runner_rest(const plan_runner *r);
-
-const chain_shape *plan_runner_shape(const plan_runner *r);
 
 /* The kernels of a plan on this problem. */
 void plan_runner_lower(const plan_runner *r, uint16_t value, plan_program *out);
@@ -36,16 +32,17 @@ status plan_runner_prepare(plan_runner *r, const uint16_t *values, size_t n);
  * max_tiles; 0: all), in parallel. */
 status plan_runner_prepare_all(plan_runner *r, int max_tiles);
 
-/* Tile parameters of the kernel of operators first..last: how many there are, which is used (0 at
- * first), and which from now on. */
-status plan_runner_n_tiles(plan_runner *r, int first, int last, int *out);
-int plan_runner_tile(const plan_runner *r, int first, int last);
-void plan_runner_set_tile(plan_runner *r, int first, int last, int tile);
-/* By its parameters; nothing changes where the kernel does not have such tiles. */
-status plan_runner_choose_tile(plan_runner *r, int first, int last, const tile_params *params);
-/* The choice that is this op of the backend (library.h), at its last rank; -1: there is none. */
-int plan_runner_find_library(plan_runner *r, int first, int last, library_choice choice);
-tile_params plan_runner_tile_params(plan_runner *r, int first, int last);
+/* A kernel that some plan may have: its tile parameters (layer_tiles), and those that were
+ * compiled. */
+typedef struct runner_kernel {
+    int n_tiles; /* 0: not asked yet */
+    int tile;    /* that is used: to be set by anyone */
+    tile_params params[EMIT_MAX_TILES];
+    target_kernel *compiled[EMIT_MAX_TILES];
+} runner_kernel;
+
+/* The kernel of operators first..last, whose tile parameters are known. */
+status plan_runner_kernel(plan_runner *r, int first, int last, runner_kernel **out);
 
 /* The largest difference from the float64 reference over the checked rows, and how much is
  * allowed: twice that of the plain loops in the same precision. */

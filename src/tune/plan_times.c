@@ -255,7 +255,7 @@ static status prepare(traversal *t) {
 }
 
 status traverse_run(plan_runner *r, const traverse_options *o, traverse_summary *out) {
-    traversal t = {.r = r, .c = plan_runner_chain(r), .o = o, .sum = out, .next = o->from};
+    traversal t = {.r = r, .c = plan_runner_problem(r)->c, .o = o, .sum = out, .next = o->from};
     *out = (traverse_summary){0};
     if (o->from < 0 || o->to > PLAN_CODES || o->from >= o->to)
         return fail(

@@ -413,6 +413,7 @@ typedef struct exact_job {
     const exact_options *o;
     exact_result *out;
     const chain *c;
+    const chain_shape *shape;
     progress bar;
 } exact_job;
 
@@ -436,6 +437,7 @@ static status is_right(exact_job *j, const plan_kernel *k, bool *out) {
 typedef struct kernel_turns {
     exact_job *j;
     const plan_kernel *k;
+    runner_kernel *own;
     int tile[EMIT_MAX_TILES];
     enum { GELU_UNKNOWN, GELU_RIGHT, GELU_WRONG } fast_gelu;
 } kernel_turns;
@@ -446,9 +448,8 @@ static status time_choice(void *ctx, int i, double *seconds) {
     exact_job *j = t->j;
     const plan_kernel *k = t->k;
     double ms;
-    plan_runner_set_tile(j->r, k->first, k->last, t->tile[i]);
-    bool is_fast_gelu =
-        plan_runner_tile_params(j->r, k->first, k->last).library == LIBRARY_FAST_GELU;
+    t->own->tile = t->tile[i];
+    bool is_fast_gelu = t->own->params[t->tile[i]].library == LIBRARY_FAST_GELU;
     *seconds = INFINITY;
     TRY(check_stop(j));
     if (is_fast_gelu && t->fast_gelu == GELU_UNKNOWN) {
@@ -465,18 +466,17 @@ static status time_choice(void *ctx, int i, double *seconds) {
 /* The fastest tile parameters of a kernel, which are set, and its time. */
 static status time_tiles(exact_job *j, const plan_kernel *k, double *best_ms) {
     kernel_turns t = {.j = j, .k = k};
-    int n_tiles, n = 0, best;
-    TRY(plan_runner_n_tiles(j->r, k->first, k->last, &n_tiles));
-    for (int tile = 0; tile < n_tiles; tile++) {
-        plan_runner_set_tile(j->r, k->first, k->last, tile);
-        bool is_generated = plan_runner_tile_params(j->r, k->first, k->last).library == GENERATED;
+    int n = 0, best;
+    TRY(plan_runner_kernel(j->r, k->first, k->last, &t.own));
+    for (int tile = 0; tile < t.own->n_tiles; tile++) {
+        bool is_generated = t.own->params[tile].library == GENERATED;
         if (is_generated && j->o->max_tiles > 0 && tile >= j->o->max_tiles) continue;
         t.tile[n++] = tile;
     }
     j->out->n_timed += n;
     TRY(autotune_find(n, j->o->rounds, time_choice, &t, &best, best_ms));
     *best_ms *= 1e3;
-    plan_runner_set_tile(j->r, k->first, k->last, t.tile[best]);
+    t.own->tile = t.tile[best];
     return OK;
 }
 
@@ -488,7 +488,7 @@ static status time_kernels(exact_job *j) {
         plan_kernel k = {.first = first, .last = last};
         t->ms[first][last] = NAN;
         progress_update(&j->bar, (uint64_t)i);
-        if (last >= first) k.from = plan_runner_template(j->r, first, last);
+        if (last >= first) k.from = plan_template(j->c, j->shape, first, last, NULL);
         if (k.from == TEMPLATE_NONE) continue;
         j->out->n_segments++;
         TRY(time_tiles(j, &k, &t->ms[first][last]));
@@ -517,7 +517,7 @@ static status check_sums(exact_job *j) {
         st = check_stop(j);
         if (st == OK) st = plan_runner_time(j->r, value, j->o->rounds, &ms);
         if (st == OK) st = plan_times_add(&e->checked, value, ms);
-        sum[i] = search_sum(j->c, plan_runner_shape(j->r), &e->kernels, value);
+        sum[i] = search_sum(j->c, j->shape, &e->kernels, value);
         sum[n + i] = ms;
         e->position += ms < e->found.ms;
         progress_update(&j->bar, (uint64_t)(CHAIN_OPS * CHAIN_OPS + i));
@@ -533,28 +533,34 @@ static status check_sums(exact_job *j) {
 typedef struct whole_plan {
     uint16_t value;
     plan_program p;
+    runner_kernel *kernel[CHAIN_OPS]; /* NULL: the hand-written one */
     int tile[CHAIN_OPS];
 } whole_plan;
 
-static void get_tiles(const exact_job *j, whole_plan *w) {
+static status get_tiles(const exact_job *j, whole_plan *w) {
     plan_runner_lower(j->r, w->value, &w->p);
-    for (int i = 0; i < w->p.n_kernels; i++)
-        w->tile[i] = plan_runner_tile(j->r, w->p.kernel[i].first, w->p.kernel[i].last);
-}
-
-static void set_tiles(exact_job *j, const whole_plan *w) {
-    for (int i = 0; i < w->p.n_kernels; i++)
-        plan_runner_set_tile(j->r, w->p.kernel[i].first, w->p.kernel[i].last, w->tile[i]);
-}
-
-/* Ops of the backend for every kernel; false: one of them is none. */
-static bool choose_library(exact_job *j, whole_plan *w) {
     for (int i = 0; i < w->p.n_kernels; i++) {
         const plan_kernel *k = &w->p.kernel[i];
         if (k->from == TEMPLATE_HAND_WRITTEN) continue;
-        w->tile[i] = plan_runner_find_library(j->r, k->first, k->last, LIBRARY_FAST_GELU);
-        if (w->tile[i] < 0) w->tile[i] = plan_runner_find_library(j->r, k->first, k->last, LIBRARY);
-        if (w->tile[i] < 0) return false;
+        TRY(plan_runner_kernel(j->r, k->first, k->last, &w->kernel[i]));
+        w->tile[i] = w->kernel[i]->tile;
+    }
+    return OK;
+}
+
+static void set_tiles(const whole_plan *w) {
+    for (int i = 0; i < w->p.n_kernels; i++)
+        if (w->kernel[i] != NULL) w->kernel[i]->tile = w->tile[i];
+}
+
+/* Ops of the backend for every kernel, GELU by tanh where it can be, at their last rank; false: one
+ * of them is none. */
+static bool choose_library(whole_plan *w) {
+    for (int i = 0; i < w->p.n_kernels; i++) {
+        const runner_kernel *k = w->kernel[i];
+        if (k == NULL) continue;
+        w->tile[i] = k->n_tiles - 1;
+        if (k->params[w->tile[i]].library == GENERATED) return false;
     }
     return true;
 }
@@ -564,8 +570,8 @@ static bool choose_library(exact_job *j, whole_plan *w) {
 static status find_hand_fused(exact_job *j, whole_plan *w, bool *out) {
     *out = j->c == chain_of(CHAIN_BERT) && plan_runner_has_hand_written(j->r);
     TRY(plan_from_segments("1-2,3-7,8-10,11-12,13-15", true, &w->value));
-    get_tiles(j, w);
-    *out = *out && choose_library(j, w);
+    TRY(get_tiles(j, w));
+    *out = *out && choose_library(w);
     return OK;
 }
 
@@ -577,11 +583,11 @@ static status time_found(exact_job *j) {
     double ms[2][FINAL_ROUNDS];
     bool has_hand;
     plan_error error;
-    get_tiles(j, &plan[0]);
+    TRY(get_tiles(j, &plan[0]));
     TRY(find_hand_fused(j, &plan[1], &has_hand));
     for (int round = 0; round < FINAL_ROUNDS; round++)
         for (int i = 0; i < 1 + has_hand; i++) {
-            set_tiles(j, &plan[i]);
+            set_tiles(&plan[i]);
             plan_runner_rest(j->r);
             TRY(plan_runner_time(j->r, plan[i].value, 1, &ms[i][round]));
         }
@@ -593,10 +599,10 @@ static status time_found(exact_job *j) {
         if (st != OK && st != ERR_NUMERIC) return st;
         takes_hand = st == OK;
     }
-    set_tiles(j, &plan[takes_hand]);
+    set_tiles(&plan[takes_hand]);
     if (!takes_hand) return OK;
     e->found = (plan_time){plan[1].value, e->hand_fused_ms};
-    e->predicted_ms = search_sum(j->c, plan_runner_shape(j->r), &e->kernels, e->found.value);
+    e->predicted_ms = search_sum(j->c, j->shape, &e->kernels, e->found.value);
     return OK;
 }
 
@@ -617,7 +623,8 @@ static status search_all(exact_job *j) {
 }
 
 status exact_search(plan_runner *r, const exact_options *o, exact_result *out) {
-    exact_job j = {.r = r, .o = o, .out = out, .c = plan_runner_chain(r)};
+    const chain_problem *p = plan_runner_problem(r);
+    exact_job j = {.r = r, .o = o, .out = out, .c = p->c, .shape = &p->shape};
     *out = (exact_result){.r2 = NAN, .spearman = NAN, .hand_fused_ms = NAN};
     progress_begin(&j.bar, "kernels", "kernels", (uint64_t)(CHAIN_OPS * CHAIN_OPS + o->n_checks));
     status st = search_all(&j);

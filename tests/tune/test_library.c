@@ -35,14 +35,18 @@ static void close_rig(rig *g) {
 
 /* Makes every kernel that can be an op of the backend one, and says how many there are. */
 static int choose_library(plan_runner *r) {
+    const chain_problem *p = plan_runner_problem(r);
     int n = 0;
     for (int first = 0; first < CHAIN_OPS; first++)
         for (int last = first; last < CHAIN_OPS; last++) {
-            if (plan_runner_template(r, first, last) == TEMPLATE_NONE) continue;
-            int choice = plan_runner_find_library(r, first, last, LIBRARY);
-            if (choice < 0) continue;
-            plan_runner_set_tile(r, first, last, choice);
-            n++;
+            runner_kernel *k;
+            if (plan_template(p->c, &p->shape, first, last, NULL) == TEMPLATE_NONE) continue;
+            CHECK_OK(plan_runner_kernel(r, first, last, &k));
+            k->tile = k->n_tiles - 1;
+            if (k->params[k->tile].library == LIBRARY)
+                n++;
+            else
+                k->tile = 0;
         }
     return n;
 }
@@ -88,9 +92,11 @@ TEST(the_hand_fused_plan) {
     CHECK_OK(plan_from_segments("1-2,3-7,8-10,11-12,13-15", true, &value));
     plan_runner_lower(g.r, value, &p);
     CHECK_EQ(p.n_kernels, 5);
-    for (int i = 0; i < p.n_kernels; i++)
-        CHECK(p.kernel[i].from == TEMPLATE_HAND_WRITTEN ||
-              plan_runner_tile_params(g.r, p.kernel[i].first, p.kernel[i].last).library == LIBRARY);
+    for (int i = 0; i < p.n_kernels; i++) {
+        runner_kernel *k;
+        CHECK_OK(plan_runner_kernel(g.r, p.kernel[i].first, p.kernel[i].last, &k));
+        CHECK(p.kernel[i].from == TEMPLATE_HAND_WRITTEN || k->params[k->tile].library == LIBRARY);
+    }
     CHECK_OK(plan_runner_check(g.r, value, &error));
     close_rig(&g);
 }

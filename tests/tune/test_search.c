@@ -166,16 +166,15 @@ static bool stop(void) {
 
 /* The first tiles of each generated kernel, and all of a library. */
 static int count_choices(plan_runner *r, int max_tiles) {
-    int count = 0, n;
+    const chain_problem *p = plan_runner_problem(r);
+    int count = 0;
     for (int first = 0; first < CHAIN_OPS; first++)
         for (int last = first; last < CHAIN_OPS; last++) {
-            if (plan_runner_template(r, first, last) == TEMPLATE_NONE) continue;
-            CHECK_OK(plan_runner_n_tiles(r, first, last, &n));
-            for (int tile = 0; tile < n; tile++) {
-                plan_runner_set_tile(r, first, last, tile);
-                bool is_library = plan_runner_tile_params(r, first, last).library != GENERATED;
-                count += tile < max_tiles || is_library;
-            }
+            runner_kernel *k;
+            if (plan_template(p->c, &p->shape, first, last, NULL) == TEMPLATE_NONE) continue;
+            CHECK_OK(plan_runner_kernel(r, first, last, &k));
+            for (int tile = 0; tile < k->n_tiles; tile++)
+                count += tile < max_tiles || k->params[tile].library != GENERATED;
         }
     return count;
 }

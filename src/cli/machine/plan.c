@@ -317,10 +317,14 @@ static status read_plan(const run_args *a, const char *text, plan_file *out) {
 }
 
 static status measure_kernel(plan_runner *r, const plan_kernel *k, kernel_row *row) {
+    runner_kernel *own;
     row->k = k;
     plan_runner_cost(r, k, &row->bytes, &row->flops);
     TRY(plan_runner_facts(r, k, &row->facts, &row->blocks));
-    if (k->from != TEMPLATE_HAND_WRITTEN) row->tile = plan_runner_tile_params(r, k->first, k->last);
+    if (k->from != TEMPLATE_HAND_WRITTEN) {
+        TRY(plan_runner_kernel(r, k->first, k->last, &own));
+        row->tile = own->params[own->tile];
+    }
     return plan_runner_time_kernel(r, k, ROUNDS, &row->ms);
 }
 

@@ -392,12 +392,13 @@ static void write_tiles(json_writer *w, const source *s, uint16_t value) {
     json_key_array(w, "tiles");
     for (int i = 0; i < p.n_kernels; i++) {
         const plan_kernel *k = &p.kernel[i];
+        runner_kernel *own;
         if (k->from == TEMPLATE_HAND_WRITTEN) continue;
-        tile_params t = plan_runner_tile_params(s->rig.r, k->first, k->last);
+        if (plan_runner_kernel(s->rig.r, k->first, k->last, &own) != OK) continue;
         json_object_open(w);
         json_key_int(w, "start", k->first + 1);
         json_key_int(w, "end", k->last + 1);
-        write_tile(w, &t);
+        write_tile(w, &own->params[own->tile]);
         json_object_close(w);
     }
     json_array_close(w);
