@@ -2,17 +2,29 @@
  *
  * A chunk owns some pieces of rows: whole rows, whose results it writes, or parts of a long row,
  * whose sums are combined in order afterwards; so the bits do not depend on the number of threads.
- * A piece walks over its edges a block at a time, and over the heads of a block: scores, weights,
- * sum; nothing of the size of all edges is stored.  The backward pass walks over columns and
- * computes scores again, so that dk and dv are sums of one chunk; the gradients of scores go to
- * memory in the order of rows, and dq and dleft are then a forward pass with them as weights.
- * Bound by the bytes of the gathered rows, which are prefetched a block ahead. */
+ * A piece takes 1, 2 or 4 heads at a time and a block of its edges: scores, weights, sum; nothing
+ * of the size of all edges is stored.  What belongs to edges lies as (edges, heads), so that one
+ * vector has 16 numbers whatever the number of heads, and a forward block is the whole piece: its
+ * softmax needs no second pass over rows.  The backward pass walks over columns and computes scores
+ * again, so that dk and dv are sums of one chunk; the gradients of scores go to memory in the order
+ * of rows, and dq and dleft are then a forward pass with them as weights.
+ * Bound by the bytes of the gathered rows, which are prefetched AHEAD edges before, beyond the end
+ * of a piece: the edges of the next row follow. */
 #include "cpu/cpu.h"
 #include "ops/graph.h"
 
 #include "cpu/vec.h"
 
-enum { EDGES = VEC, PIECES = 64, LINE = 16, FAR_LINES = 16 };
+enum {
+    HEADS = 4,                    /* of a block, at most */
+    EDGES = GRAPH_PIECE,          /* of a block, forward; backward it reads rows twice, so they */
+    EDGES_BACK = 16,              /* stay in the first-level cache */
+    AHEAD = 16,                   /* edges from a prefetch to its use */
+    VALUES = EDGES * HEADS + VEC, /* of a block: a last vector may be read whole */
+    STRIP = 8,                    /* vectors of sums in registers */
+    PIECES = 64,                  /* of a chunk */
+    LINE = 16                     /* floats of a cache line */
+};
 
 /* One pass over a side.  "own" is of the row that a piece belongs to, "other" of an edge's end. */
 typedef struct graph_pass {
@@ -31,123 +43,244 @@ typedef struct graph_pass {
     int32_t *best_parts; /* (n_parts, H dim_v) */
 } graph_pass;
 
-/* At most EDGES edges of a piece. */
+/* Some edges of a piece, and heads h to h + heads - 1. */
 typedef struct edge_block {
-    int32_t n;
-    int32_t other[EDGES], place[EDGES];
-    const float *score_row[EDGES], *row[EDGES]; /* of head 0; those after n repeat the first */
+    int32_t row, n, h, heads;
+    const int32_t *other; /* (n), and of `left` edges altogether */
+    int32_t left, first;  /* edge number `first` of the side */
+    const int32_t *edge;  /* (n): as in graph_side */
 } edge_block;
 
 static int64_t at_row(int32_t row, int64_t stride) {
     return (int64_t)row * stride;
 }
 
-static void fetch_row(const float *row, int64_t width) {
-    int64_t n = width < FAR_LINES * LINE ? width : FAR_LINES * LINE;
-    for (int64_t d = 0; d < n; d += LINE)
+/* Heads of a block: a divisor of their number and of a vector's. */
+static int32_t heads_of(const graph_attn_args *a) {
+    return a->n_heads % HEADS == 0 ? HEADS : a->n_heads % 2 == 0 ? 2 : 1;
+}
+
+static edge_block block_at(const graph_pass *p, const graph_piece *piece, int32_t from, int32_t n,
+                           int32_t h) {
+    const graph_side *s = p->side;
+    int64_t left = p->a->g.n_edges - from;
+    edge_block b = {.row = piece->row, .h = h, .heads = heads_of(p->a), .first = from};
+    b.n = piece->end - from < n ? piece->end - from : n;
+    b.other = s->other + from;
+    b.left = (int32_t)(left < EDGES + AHEAD ? left : EDGES + AHEAD);
+    b.edge = s->edge != NULL ? s->edge + from : NULL;
+    return b;
+}
+
+static int32_t place_of(const edge_block *b, int32_t e) {
+    return b->edge != NULL ? b->edge[e] : b->first + e;
+}
+
+/* Values of a block, rounded up to whole vectors. */
+static int32_t n_values(const edge_block *b) {
+    return (b->n * b->heads + VEC - 1) / VEC * VEC;
+}
+
+/* Prefetches what edge e + AHEAD reads of `rows`. */
+static inline void fetch(const edge_block *b, int32_t e, const float *rows, int64_t stride,
+                         int32_t width) {
+    int32_t then = e + AHEAD < b->left ? e + AHEAD : b->left - 1;
+    const float *row = rows + at_row(b->other[then], stride);
+    for (int32_t d = 0; d < width; d += LINE)
         __builtin_prefetch(row + d);
 }
 
-/* The rows of the block after `from`. */
-static void fetch_ahead(const graph_pass *p, const graph_piece *piece, int32_t from) {
-    int32_t end = piece->end - from < EDGES ? piece->end : from + EDGES;
-    const graph_attn_args *a = p->a;
-    for (int32_t e = from; e < end; e++) {
-        int32_t j = p->side->other[e];
-        if (p->own != NULL)
-            fetch_row(p->other + at_row(j, p->stride_other), (int64_t)a->n_heads * a->dim_qk);
-        if (p->rows != NULL)
-            fetch_row(p->rows + at_row(j, p->stride_rows), (int64_t)a->n_heads * a->dim_v);
-    }
-}
-
-static void take_block(const graph_pass *p, const graph_piece *piece, int32_t from, edge_block *b) {
-    b->n = piece->end - from < EDGES ? piece->end - from : EDGES;
-    for (int32_t e = 0; e < EDGES; e++) {
-        int32_t at = from + (e < b->n ? e : 0), j = p->side->other[at];
-        b->other[e] = j;
-        b->place[e] = p->side->edge != NULL ? p->side->edge[at] : at;
-        b->score_row[e] = p->own != NULL ? p->other + at_row(j, p->stride_other) : NULL;
-        b->row[e] = p->rows != NULL ? p->rows + at_row(j, p->stride_rows) : NULL;
-    }
-    fetch_ahead(p, piece, from + EDGES);
-}
-
-/* out[e] = own . row[e] from column `at` of the rows. */
-static void dot_rows(const float *own, const float *const row[EDGES], int64_t at, int32_t dim,
-                     float out[EDGES]) {
-    vec_wide x[EDGES] = {{0}};
+/* out[i] = own . row of head i % heads and edge e + i / heads. */
+static inline __attribute__((always_inline)) void dot_vector(const edge_block *b, int32_t e,
+                                                             const float *own, const float *rows,
+                                                             int64_t stride, int32_t dim, int heads,
+                                                             float out[VEC]) {
+    const float *row[VEC];
+    vec_wide x[VEC] = {{0}};
     int32_t d = 0;
-    for (; d + VEC <= dim; d += VEC) {
-        vec y = vec_load(own + d);
-        for (int e = 0; e < EDGES; e++)
-            x[e] += (vec_wide)(y * vec_load(row[e] + at + d));
+    for (int i = 0; i < VEC / heads; i++) {
+        row[i] = rows + at_row(b->other[e + i < b->n ? e + i : e], stride);
+        fetch(b, e + i, rows, stride, heads * dim);
     }
+    for (; d + VEC <= dim; d += VEC)
+        for (int i = 0; i < VEC; i++) {
+            int32_t at = i % heads * dim + d;
+            x[i] += (vec_wide)(vec_load(own + at) * vec_load(row[i / heads] + at));
+        }
     vec_store(out, (vec)vec_wide_sums(x));
     for (; d < dim; d++)
-        for (int e = 0; e < EDGES; e++)
-            out[e] += own[d] * row[e][at + d];
+        for (int i = 0; i < VEC; i++)
+            out[i] += own[i % heads * dim + d] * row[i / heads][i % heads * dim + d];
 }
 
-/* sum += the sum over e of w[e] row[e]. */
-static void add_rows(float *sum, const float *w, const float *const *row, int64_t at, int32_t n,
-                     int32_t dim) {
+/* x = own . row of all values of a block, whose first head is where own and rows begin. */
+static void dots(const edge_block *b, const float *own, const float *rows, int64_t stride,
+                 int32_t dim, float *x) {
+    for (int32_t e = 0; e < b->n && b->heads == 4; e += VEC / 4)
+        dot_vector(b, e, own, rows, stride, dim, 4, x + e * 4);
+    for (int32_t e = 0; e < b->n && b->heads == 2; e += VEC / 2)
+        dot_vector(b, e, own, rows, stride, dim, 2, x + e * 2);
+    for (int32_t e = 0; e < b->n && b->heads == 1; e += VEC)
+        dot_vector(b, e, own, rows, stride, dim, 1, x + e);
+}
+
+/* sum += the sum over e of w[e] row[e], of `vectors` vectors of each of n heads; w has `heads`
+ * numbers an edge. */
+static inline __attribute__((always_inline)) void sum_strip(const edge_block *b, const float *w,
+                                                            const float *rows, int64_t stride,
+                                                            int n, int vectors, float *sum) {
+    vec s[STRIP];
+    for (int i = 0; i < n * vectors; i++)
+        s[i] = vec_load(sum + i * VEC);
+    for (int32_t e = 0; e < b->n; e++, w += b->heads) {
+        const float *row = rows + at_row(b->other[e], stride);
+        fetch(b, e, rows, stride, n * vectors * VEC);
+        for (int i = 0; i < n * vectors; i++)
+            s[i] += w[i / vectors] * vec_load(row + i * VEC);
+    }
+    for (int i = 0; i < n * vectors; i++)
+        vec_store(sum + i * VEC, s[i]);
+}
+
+/* Of one head. */
+static void sum_head(const edge_block *b, const float *w, const float *rows, int64_t stride,
+                     int32_t dim, float *sum) {
     int32_t d = 0;
-    for (; d + 4 * VEC <= dim; d += 4 * VEC) {
-        vec s0 = vec_load(sum + d), s1 = vec_load(sum + d + VEC);
-        vec s2 = vec_load(sum + d + 2 * VEC), s3 = vec_load(sum + d + 3 * VEC);
-        for (int32_t e = 0; e < n; e++) {
-            const float *from = row[e] + at + d;
-            vec x = vec_all(w[e]);
-            s0 += x * vec_load(from);
-            s1 += x * vec_load(from + VEC);
-            s2 += x * vec_load(from + 2 * VEC);
-            s3 += x * vec_load(from + 3 * VEC);
-        }
-        vec_store(sum + d, s0);
-        vec_store(sum + d + VEC, s1);
-        vec_store(sum + d + 2 * VEC, s2);
-        vec_store(sum + d + 3 * VEC, s3);
-    }
-    for (; d + VEC <= dim; d += VEC) {
-        vec s = vec_load(sum + d), odd = vec_all(0);
-        int32_t e = 0;
-        for (; e + 1 < n; e += 2) {
-            s += vec_all(w[e]) * vec_load(row[e] + at + d);
-            odd += vec_all(w[e + 1]) * vec_load(row[e + 1] + at + d);
-        }
-        if (e < n) s += vec_all(w[e]) * vec_load(row[e] + at + d);
-        vec_store(sum + d, s + odd);
-    }
-    for (int32_t e = 0; e < n && d < dim; e++)
+    for (; d + 8 * VEC <= dim; d += 8 * VEC)
+        sum_strip(b, w, rows + d, stride, 1, 8, sum + d);
+    for (; d + 4 * VEC <= dim; d += 4 * VEC)
+        sum_strip(b, w, rows + d, stride, 1, 4, sum + d);
+    for (; d + 2 * VEC <= dim; d += 2 * VEC)
+        sum_strip(b, w, rows + d, stride, 1, 2, sum + d);
+    for (; d + VEC <= dim; d += VEC)
+        sum_strip(b, w, rows + d, stride, 1, 1, sum + d);
+    for (int32_t e = 0; e < b->n && d < dim; e++)
         for (int32_t c = d; c < dim; c++)
-            sum[c] += w[e] * row[e][at + c];
+            sum[c] += w[e * b->heads] * rows[at_row(b->other[e], stride) + c];
 }
 
-/* x of the edges of a block, and what f gets: x, or slope x where x is negative. */
-static vec score(const graph_pass *p, int32_t own, int32_t h, const edge_block *b, vec *x) {
+/* sum += the sum over edges of w row; w are values of the block. */
+static void sum_rows(const edge_block *b, const float *w, const float *rows, int64_t stride,
+                     int32_t dim, float *sum) {
+    if (b->heads == 4 && dim == VEC)
+        sum_strip(b, w, rows, stride, 4, 1, sum);
+    else if (b->heads == 4 && dim == 2 * VEC)
+        sum_strip(b, w, rows, stride, 4, 2, sum);
+    else if (b->heads == 2 && dim == 2 * VEC)
+        sum_strip(b, w, rows, stride, 2, 2, sum);
+    else if (b->heads == 2 && dim == 4 * VEC)
+        sum_strip(b, w, rows, stride, 2, 4, sum);
+    else
+        for (int32_t h = 0; h < b->heads; h++)
+            sum_head(b, w + h, rows + (int64_t)h * dim, stride, dim, sum + (int64_t)h * dim);
+}
+
+/* to = numbers of an array with `stride` of them a place, of edge e at place index[e], or first + e
+ * without an index; `step` 0: one for all heads of an edge, else 1. */
+static inline __attribute__((always_inline)) void gather_heads(const edge_block *b,
+                                                               const int32_t *index,
+                                                               const float *from, int64_t stride,
+                                                               int step, int heads, float *to) {
+    for (int32_t e = 0; e < b->n; e++) {
+        const float *at = from + at_row(index != NULL ? index[e] : b->first + e, stride);
+        for (int h = 0; h < heads; h++)
+            to[e * heads + h] = at[h * step];
+    }
+}
+
+static void gather(const edge_block *b, const int32_t *index, const float *from, int64_t stride,
+                   int step, float *to) {
+    if (b->n > 0) vec_store(to + n_values(b) - VEC, vec_all(0));
+    from += b->h * step;
+    if (b->heads == 4 && step == 1)
+        gather_heads(b, index, from, stride, 1, 4, to);
+    else
+        gather_heads(b, index, from, stride, step, b->heads, to);
+}
+
+/* And to (n_edges, H). */
+static void scatter(const graph_pass *p, const edge_block *b, const float *from, float *to) {
+    int32_t heads = b->heads;
+    for (int32_t e = 0; e < b->n; e++) {
+        float *at = to + at_row(place_of(b, e), p->a->n_heads) + b->h;
+        for (int32_t h = 0; h < heads; h++)
+            at[h] = from[e * heads + h];
+    }
+}
+
+static void add_values(const edge_block *b, const float *from, float *to) {
+    for (int32_t c = 0; c < n_values(b); c += VEC)
+        vec_store(to + c, vec_load(to + c) + vec_load(from + c));
+}
+
+static inline __attribute__((always_inline)) vec swap_lanes(vec x, int by) {
+    vec swapped = {0};
+    for (int i = 0; i < VEC; i++)
+        swapped[i] = x[(i ^ by) % VEC];
+    return swapped;
+}
+
+/* Every lane gets the sum, or the largest, of the lanes of its head. */
+static vec sum_lanes(vec x, int32_t heads) {
+    if (VEC > 8) x += swap_lanes(x, 8);
+    if (VEC > 4) x += swap_lanes(x, 4);
+    if (heads < 4) x += swap_lanes(x, 2);
+    return heads < 2 ? x + swap_lanes(x, 1) : x;
+}
+
+static vec larger(vec x, vec y) {
+    return vec_select((vec_int)(y > x), y, x);
+}
+
+static vec largest_lanes(vec x, int32_t heads) {
+    if (VEC > 8) x = larger(x, swap_lanes(x, 8));
+    if (VEC > 4) x = larger(x, swap_lanes(x, 4));
+    if (heads < 4) x = larger(x, swap_lanes(x, 2));
+    return heads < 2 ? larger(x, swap_lanes(x, 1)) : x;
+}
+
+/* x in the first n lanes. */
+static vec first_lanes(vec x, int32_t n, float other) {
+    vec_int lane = {0};
+    for (int i = 0; i < VEC; i++)
+        lane[i] = i;
+    return vec_select((vec_int)(lane < n), x, vec_all(other));
+}
+
+static vec repeat_heads(const float *from, int32_t heads) {
+    float lanes[VEC];
+    for (int i = 0; i < VEC; i++)
+        lanes[i] = from[i & (heads - 1)];
+    return vec_load(lanes);
+}
+
+/* x of a block. */
+static void take_scores(const graph_pass *p, const edge_block *b, float *x) {
     const graph_attn_args *a = p->a;
     int32_t heads = a->n_heads;
     bool has_terms = p->own != NULL || a->left != NULL || a->right != NULL || a->bias != NULL;
-    float start = has_terms ? 0.0f : 1.0f, term[EDGES];
-    if (p->own_term != NULL) start += p->own_term[at_row(own, heads) + h];
-    *x = vec_all(start);
-    if (p->own != NULL) {
-        int64_t at = (int64_t)h * a->dim_qk;
-        dot_rows(p->own + at_row(own, p->stride_own) + at, b->score_row, at, a->dim_qk, term);
-        *x += a->alpha * vec_load(term);
-    }
+    vec start = vec_all(has_terms ? 0.0f : 1.0f);
+    float term[VALUES];
+    int64_t at = b->h * (int64_t)a->dim_qk;
+    if (p->own_term != NULL)
+        start = repeat_heads(p->own_term + at_row(b->row, heads) + b->h, b->heads);
+    if (p->own != NULL)
+        dots(b, p->own + at_row(b->row, p->stride_own) + at, p->other + at, p->stride_other,
+             a->dim_qk, x);
+    for (int32_t c = 0; c < n_values(b); c += VEC)
+        vec_store(x + c, p->own != NULL ? start + a->alpha * vec_load(x + c) : start);
     if (p->other_term != NULL) {
-        for (int e = 0; e < EDGES; e++)
-            term[e] = p->other_term[at_row(b->other[e], heads) + h];
-        *x += vec_load(term);
+        gather(b, b->other, p->other_term, heads, 1, term);
+        add_values(b, term, x);
     }
-    if (a->bias != NULL) {
-        for (int e = 0; e < EDGES; e++)
-            term[e] = a->bias[at_row(b->place[e], a->bias_heads) + (a->bias_heads > 1 ? h : 0)];
-        *x += vec_load(term);
-    }
-    return a->slope == 1 ? *x : vec_select((vec_int)(*x < 0), a->slope * *x, *x);
+    if (a->bias == NULL) return;
+    gather(b, b->edge, a->bias, a->bias_heads, a->bias_heads > 1, term);
+    add_values(b, term, x);
+}
+
+/* What f gets: x, or slope x where x is negative. */
+static vec leaky(const graph_attn_args *a, vec x) {
+    return a->slope == 1 ? x : vec_select((vec_int)(x < 0), a->slope * x, x);
 }
 
 /* f(y) of SiLU, sigmoid and identity; *slope = f'(y). */
@@ -159,25 +292,10 @@ static vec weigh(graph_weight f, vec y, vec *slope) {
     return f == GRAPH_SILU ? y * s : s;
 }
 
-/* x for the first n edges of a block, else 0. */
-static vec of_edges(vec x, int32_t n) {
-    vec_int lane = {0};
-    for (int e = 0; e < EDGES; e++)
-        lane[e] = e;
-    return n == EDGES ? x : vec_select((vec_int)(lane < n), x, vec_all(0));
-}
-
-static float sum_of(const float x[EDGES]) {
-    float sum = 0;
-    for (int e = 0; e < EDGES; e++)
-        sum += x[e];
-    return sum;
-}
-
 /* The sums of a piece, forward.  A softmax's are scaled by exp(-largest). */
 typedef struct fwd_state {
     float *out;           /* (H, dim_v) */
-    float *largest, *sum; /* (H), (H, EDGES): of every EDGES-th edge */
+    float *largest, *sum; /* (H): of weights */
     int32_t *best;        /* (H, dim_v), of a maximum */
 } fwd_state;
 
@@ -196,63 +314,79 @@ static void clear_state(const graph_pass *p, const fwd_state *s) {
         s->out[c] = is_max ? -INFINITY : 0.0f;
     for (int64_t c = 0; c < width_of(p) && is_max; c++)
         s->best[c] = -1;
-    for (int32_t h = 0; h < p->a->n_heads; h++)
-        s->largest[h] = -INFINITY;
-    memset(s->sum, 0, sizeof *s->sum * EDGES * (size_t)p->a->n_heads);
 }
 
-static void rescale(const graph_pass *p, const fwd_state *s, int32_t h, float largest) {
-    float factor = s->largest[h] > -INFINITY ? vec_exp(s->largest[h] - largest) : 0.0f;
-    s->largest[h] = largest;
-    vec_store(s->sum + h * EDGES, factor * vec_load(s->sum + h * EDGES));
-    for (int32_t d = 0; d < p->a->dim_v && p->rows != NULL; d++)
-        s->out[(int64_t)h * p->a->dim_v + d] *= factor;
+/* e^(y - largest), with y in x; a NaN stays one. */
+static vec take_softmax(const graph_attn_args *a, const edge_block *b, float *x, float *w,
+                        float *largest) {
+    int32_t n = b->n * b->heads;
+    vec most = vec_all(-INFINITY), sum = vec_all(0);
+    for (int32_t c = 0; c < n; c += VEC) {
+        vec y = leaky(a, vec_load(x + c));
+        vec_store(x + c, y);
+        most = larger(most, first_lanes(y, n - c, -INFINITY));
+    }
+    most = largest_lanes(most, b->heads);
+    vec_store_part(largest, most, b->heads);
+    most = vec_select((vec_int)(most == -INFINITY), vec_all(0), most);
+    for (int32_t c = 0; c < n; c += VEC) {
+        vec y = vec_load(x + c);
+        y = vec_select((vec_int)(y == -INFINITY), vec_all(0), vecs_exp(y - most));
+        y = first_lanes(y, n - c, 0);
+        vec_store(w + c, y);
+        sum += y;
+    }
+    return sum;
 }
 
-/* The weights of a softmax so far; a NaN stays one. */
-static vec take_softmax(const graph_pass *p, const fwd_state *s, int32_t h, vec y) {
-    float largest = s->largest[h];
-    vec_int is_within = (vec_int)(y <= vec_all(largest));
-    int32_t all = -1;
-    for (int e = 0; e < EDGES; e++)
-        all &= is_within[e];
-    for (int e = 0; e < EDGES && all == 0; e++)
-        largest = y[e] > largest || isnan(y[e]) ? y[e] : largest;
-    if (all == 0) rescale(p, s, h, largest);
-    return largest == -INFINITY ? vec_all(0) : vecs_exp(y - largest);
+static vec take_weights(const graph_attn_args *a, const edge_block *b, const float *x, float *w) {
+    int32_t n = b->n * b->heads;
+    vec sum = vec_all(0), slope;
+    for (int32_t c = 0; c < n; c += VEC) {
+        vec y = first_lanes(weigh(a->f, leaky(a, vec_load(x + c)), &slope), n - c, 0);
+        vec_store(w + c, y);
+        sum += y;
+    }
+    return sum;
 }
 
-static void take_largest(const graph_pass *p, const fwd_state *s, int32_t h, const edge_block *b,
-                         const float w[EDGES]) {
-    int64_t at = (int64_t)h * p->a->dim_v;
-    for (int32_t e = 0; e < b->n; e++)
-        for (int64_t c = at; c < at + p->a->dim_v; c++) {
-            float x = w[e] * b->row[e][c];
-            if (!(x > s->out[c] || (isnan(x) && !isnan(s->out[c])))) continue;
-            s->out[c] = x;
-            s->best[c] = b->place[e];
+/* The largest w row of each column, and its edge. */
+static void largest_row(float w, const float *restrict row, int32_t dim, int32_t place,
+                        float *restrict most, int32_t *restrict best) {
+    for (int32_t c = 0; c < dim; c++) {
+        float x = w * row[c];
+        bool is_larger = (x > most[c]) | (isnan(x) & !isnan(most[c]));
+        most[c] = is_larger ? x : most[c];
+        best[c] = is_larger ? place : best[c];
+    }
+}
+
+static void largest_rows(const graph_pass *p, const edge_block *b, const float *w,
+                         const fwd_state *s) {
+    int32_t dim = p->a->dim_v;
+    for (int32_t h = 0; h < b->heads; h++)
+        for (int32_t e = 0; e < b->n; e++) {
+            int64_t at = (int64_t)(b->h + h) * dim;
+            fetch(b, e, p->rows + at, p->stride_rows, dim);
+            largest_row(w[e * b->heads + h], p->rows + at_row(b->other[e], p->stride_rows) + at,
+                        dim, place_of(b, e), s->out + at, s->best + at);
         }
 }
 
-static void fwd_head(const graph_pass *p, const graph_piece *piece, const edge_block *b, int32_t h,
-                     const fwd_state *s) {
+static void fwd_block(const graph_pass *p, const edge_block *b, const fwd_state *s) {
     const graph_attn_args *a = p->a;
     bool is_softmax = a->f == GRAPH_SOFTMAX;
-    float w[EDGES], kept[EDGES], *sum = s->sum + h * EDGES;
-    vec x, y = score(p, piece->row, h, b, &x);
-    vec weight = is_softmax ? take_softmax(p, s, h, y) : weigh(a->f, y, &x);
-    weight = of_edges(weight, b->n);
-    vec_store(w, weight);
-    vec_store(kept, is_softmax ? y : weight);
-    vec_store(sum, vec_load(sum) + weight);
-    for (int32_t e = 0; e < b->n && a->weights != NULL; e++)
-        a->weights[at_row(b->place[e], a->n_heads) + h] = kept[e];
+    float x[VALUES], w[VALUES];
+    take_scores(p, b, x);
+    vec sum = is_softmax ? take_softmax(a, b, x, w, s->largest + b->h) : take_weights(a, b, x, w);
+    vec_store_part(s->sum + b->h, sum_lanes(sum, b->heads), b->heads);
+    if (a->weights != NULL) scatter(p, b, is_softmax ? x : w, a->weights);
+    int64_t at = b->h * (int64_t)a->dim_v;
     if (p->rows == NULL) return;
-    int64_t at = (int64_t)h * a->dim_v;
     if (a->sum == GRAPH_MAX)
-        take_largest(p, s, h, b, w);
+        largest_rows(p, b, w, s);
     else
-        add_rows(s->out + at, w, b->row, at, b->n, a->dim_v);
+        sum_rows(b, w, p->rows + at, p->stride_rows, a->dim_v, s->out + at);
 }
 
 /* Adds a later part of the row. */
@@ -260,17 +394,17 @@ static void fwd_merge(const graph_pass *p, const fwd_state *to, const fwd_state 
     const graph_attn_args *a = p->a;
     int32_t dim = p->rows != NULL ? a->dim_v : 0;
     for (int32_t h = 0; h < a->n_heads; h++) {
-        float largest = from->largest[h], factor = 1;
+        float old = 1, factor = 1, most = fmaxf(to->largest[h], from->largest[h]);
         if (a->f == GRAPH_SOFTMAX) {
-            if (largest > to->largest[h] || isnan(largest)) rescale(p, to, h, largest);
-            factor = largest == -INFINITY ? 0.0f : vec_exp(largest - to->largest[h]);
+            old = to->largest[h] == -INFINITY ? 0.0f : vec_exp(to->largest[h] - most);
+            factor = from->largest[h] == -INFINITY ? 0.0f : vec_exp(from->largest[h] - most);
+            to->largest[h] = most;
         }
-        float *sum = to->sum + h * EDGES;
-        vec_store(sum, vec_load(sum) + factor * vec_load(from->sum + h * EDGES));
+        to->sum[h] = old * to->sum[h] + factor * from->sum[h];
         for (int64_t c = (int64_t)h * dim; c < (int64_t)(h + 1) * dim; c++) {
             float x = from->out[c];
             if (a->sum != GRAPH_MAX) {
-                to->out[c] += factor * x;
+                to->out[c] = old * to->out[c] + factor * x;
             } else if (x > to->out[c] || (isnan(x) && !isnan(to->out[c]))) {
                 to->out[c] = x;
                 to->best[c] = from->best[c];
@@ -289,17 +423,19 @@ static float mean_factor(const graph_attn_args *a, int32_t row) {
 static void fwd_finish(const graph_pass *p, int32_t row, const fwd_state *s) {
     const graph_attn_args *a = p->a;
     float *out = (float *)a->out + at_row(row, a->stride_out), factor = mean_factor(a, row);
-    int64_t n_best = (int64_t)a->n_heads * a->dim_v;
+    int64_t dim = p->rows != NULL ? a->dim_v : 0, n_best = a->n_heads * dim;
     for (int32_t h = 0; h < a->n_heads; h++) {
-        bool is_softmax = a->f == GRAPH_SOFTMAX, has_any = s->largest[h] != -INFINITY;
-        float scale = p->scale * factor, sum = sum_of(s->sum + h * EDGES);
-        if (is_softmax) scale = has_any ? scale / sum : 0.0f;
-        for (int64_t c = h * (int64_t)a->dim_v; c < (h + 1) * (int64_t)a->dim_v && p->rows; c++)
-            out[c] = a->sum == GRAPH_MAX && s->best[c] < 0 ? 0.0f : s->out[c] * scale;
-        if (is_softmax) sum = has_any ? s->largest[h] + logf(sum) : -INFINITY;
-        if (a->row_sum != NULL) a->row_sum[at_row(row, a->n_heads) + h] = sum;
+        float scale = p->scale * factor, sum = s->sum[h];
+        if (a->f == GRAPH_SOFTMAX) scale = sum != 0 ? scale / sum : 0.0f;
+        for (int64_t c = h * dim; c < (h + 1) * dim; c++)
+            out[c] = s->out[c] * scale;
+        for (int64_t c = h * dim; c < (h + 1) * dim && a->sum == GRAPH_MAX; c++)
+            out[c] = s->best[c] < 0 ? 0.0f : out[c];
+        if (a->row_sum == NULL) continue;
+        if (a->f == GRAPH_SOFTMAX) sum = sum != 0 ? s->largest[h] + logf(sum) : -INFINITY;
+        a->row_sum[at_row(row, a->n_heads) + h] = sum;
     }
-    if (a->sum == GRAPH_MAX && a->best != NULL && p->rows != NULL)
+    if (a->sum == GRAPH_MAX && a->best != NULL && n_best > 0)
         memcpy(a->best + at_row(row, n_best), s->best, (size_t)n_best * sizeof *s->best);
 }
 
@@ -316,8 +452,7 @@ static status state_memory(const graph_pass *p, int worker, float **state, int32
 static status fwd_chunk(const cpu_rows *w) {
     const graph_pass *p = w->ctx;
     float *memory = NULL;
-    int32_t *best = NULL;
-    edge_block b;
+    int32_t *best = NULL, heads = heads_of(p->a);
     TRY(state_memory(p, w->worker, &memory, &best));
     for (int64_t i = w->first; i < w->end; i++) {
         const graph_piece *piece = &p->side->pieces[i];
@@ -326,10 +461,9 @@ static status fwd_chunk(const cpu_rows *w) {
             s = fwd_state_at(p, p->parts + (int64_t)piece->part * p->n_state,
                              p->best_parts + (int64_t)piece->part * width_of(p));
         clear_state(p, &s);
-        for (int32_t e = piece->begin; e < piece->end; e += EDGES) {
-            take_block(p, piece, e, &b);
-            for (int32_t h = 0; h < p->a->n_heads; h++)
-                fwd_head(p, piece, &b, h, &s);
+        for (int32_t h = 0; h < p->a->n_heads; h += heads) {
+            edge_block b = block_at(p, piece, piece->begin, EDGES, h);
+            fwd_block(p, &b, &s);
         }
         if (piece->part < 0) fwd_finish(p, piece->row, &s);
     }
@@ -370,7 +504,7 @@ static status normalise_chunk(const cpu_rows *w) {
 }
 
 static int64_t fwd_floats(const graph_attn_args *a) {
-    return (int64_t)a->n_heads * ((a->v != NULL ? a->dim_v : 0) + 1 + EDGES);
+    return (int64_t)a->n_heads * ((a->v != NULL ? a->dim_v : 0) + 2);
 }
 
 /* Bytes of the parts of a forward pass. */
@@ -425,76 +559,100 @@ static bool wants_dx(const graph_attn_args *a) {
            a->dbias != NULL;
 }
 
-/* The same of dout where the edge is the largest: dw, and dv. */
-static void bwd_largest(const graph_pass *p, int32_t column, const edge_block *b, int32_t h,
-                        const float w[EDGES], float dw[EDGES], float *dv) {
+/* dw = dout . v, and dv; w is scaled as they are. */
+static void bwd_products(const graph_pass *p, const edge_block *b, const float *dout,
+                         int64_t stride, const float *w, float *dw, float *dv) {
     const graph_attn_args *a = p->a;
-    int64_t width = (int64_t)a->n_heads * a->dim_v, at = (int64_t)h * a->dim_v;
-    const float *v = (const float *)a->v + at_row(column, a->stride_v);
+    int64_t at = b->h * (int64_t)a->dim_v;
+    const float *v = (const float *)a->v + at_row(b->row, a->stride_v) + at;
+    if (wants_dx(a)) dots(b, v, dout, stride, a->dim_v, dw);
+    if (dv != NULL) sum_rows(b, w, dout, stride, a->dim_v, dv + at);
+}
+
+/* The same with dout where an edge is the largest, else 0. */
+static void bwd_largest(const graph_pass *p, const edge_block *b, const float *w, float *dw,
+                        float *dv) {
+    float masked[EDGES_BACK * HEADS * GRAPH_ATTN_MAX_DIM];
+    int32_t row[EDGES_BACK], width = b->heads * p->a->dim_v;
+    int64_t all = (int64_t)p->a->n_heads * p->a->dim_v, at = b->h * (int64_t)p->a->dim_v;
+    edge_block of_masked = *b;
+    of_masked.other = row, of_masked.left = b->n;
     for (int32_t e = 0; e < b->n; e++) {
-        const int32_t *best = a->best + at_row(b->other[e], width);
-        for (int64_t c = at; c < at + a->dim_v; c++) {
-            if (best[c] != b->place[e]) continue;
-            dw[e] += b->row[e][c] * v[c];
-            if (dv != NULL) dv[c] += w[e] * b->row[e][c];
+        const float *dout = p->rows + at_row(b->other[e], p->stride_rows) + at;
+        const int32_t *best = p->a->best + at_row(b->other[e], all) + at, place = place_of(b, e);
+        fetch(b, e, p->rows + at, p->stride_rows, width);
+        fetch(b, e, (const float *)p->a->best + at, all, width);
+        row[e] = e;
+        for (int32_t c = 0; c < width; c++)
+            masked[e * width + c] = best[c] == place ? dout[c] : 0.0f;
+    }
+    bwd_products(p, &of_masked, masked, width, w, dw, dv);
+}
+
+/* The gradients of weights, and dv. */
+static void bwd_weights(const graph_pass *p, const edge_block *b, float *dv, const float *w,
+                        float *dw) {
+    const graph_attn_args *a = p->a;
+    float term[VALUES];
+    bool is_mean = a->sum == GRAPH_MEAN;
+    for (int32_t c = 0; c < n_values(b); c += VEC)
+        vec_store(dw + c, vec_all(0));
+    for (int32_t c = 0; c < b->n * b->heads && is_mean; c++)
+        term[c] = w[c] * mean_factor(a, b->other[c / b->heads]);
+    if (a->v != NULL && a->sum == GRAPH_MAX)
+        bwd_largest(p, b, w, dw, dv);
+    else if (a->v != NULL)
+        bwd_products(p, b, p->rows + b->h * (int64_t)a->dim_v, p->stride_rows, is_mean ? term : w,
+                     dw, dv);
+    for (int32_t c = 0; c < b->n * b->heads && is_mean; c++)
+        dw[c] *= mean_factor(a, b->other[c / b->heads]);
+    if (a->dweights == NULL) return;
+    gather(b, b->edge, a->dweights, a->n_heads, 1, term);
+    add_values(b, term, dw);
+}
+
+/* w, and f' or, of a softmax, delta. */
+static void bwd_scores(const graph_pass *p, const edge_block *b, const float *x, float *w,
+                       float *slope) {
+    const graph_attn_args *a = p->a;
+    bool is_softmax = a->f == GRAPH_SOFTMAX;
+    if (is_softmax) gather(b, b->other, a->row_sum, a->n_heads, 1, w);
+    if (is_softmax && wants_dx(a)) gather(b, b->other, p->delta, a->n_heads, 1, slope);
+    for (int32_t c = 0; c < n_values(b); c += VEC) {
+        vec y = leaky(a, vec_load(x + c)), of_y;
+        if (!is_softmax) {
+            vec_store(w + c, weigh(a->f, y, &of_y));
+            vec_store(slope + c, of_y);
+            continue;
         }
+        vec sum = vec_load(w + c);
+        vec_store(w + c, vec_select((vec_int)(sum == -INFINITY), vec_all(0), vecs_exp(y - sum)));
     }
 }
 
-/* The gradients of weights: dout . v, which sums of dv are added to, and dweights. */
-static void bwd_weights(const graph_pass *p, int32_t column, const edge_block *b, int32_t h,
-                        const float w[EDGES], float dw[EDGES], const bwd_state *s) {
+static void bwd_block(const graph_pass *p, const edge_block *b, const bwd_state *s) {
     const graph_attn_args *a = p->a;
-    int64_t at = (int64_t)h * a->dim_v;
-    float scaled[EDGES];
-    memset(dw, 0, EDGES * sizeof *dw);
-    if (a->v != NULL && a->sum == GRAPH_MAX) {
-        bwd_largest(p, column, b, h, w, dw, s->dv);
-    } else if (a->v != NULL) {
-        const float *v = (const float *)a->v + at_row(column, a->stride_v) + at;
-        if (wants_dx(a)) dot_rows(v, b->row, at, a->dim_v, dw);
-        for (int e = 0; e < EDGES; e++) {
-            float factor = mean_factor(a, b->other[e]);
-            dw[e] *= factor;
-            scaled[e] = w[e] * factor;
-        }
-        if (s->dv != NULL) add_rows(s->dv + at, scaled, b->row, at, b->n, a->dim_v);
-    }
-    for (int e = 0; e < EDGES && a->dweights != NULL; e++)
-        dw[e] += a->dweights[at_row(b->place[e], a->n_heads) + h];
-}
-
-static void bwd_head(const graph_pass *p, const graph_piece *piece, const edge_block *b, int32_t h,
-                     const bwd_state *s) {
-    const graph_attn_args *a = p->a;
-    float w[EDGES], dw[EDGES], dx[EDGES], term[EDGES];
-    vec x, slope = vec_all(0), y = score(p, piece->row, h, b, &x);
-    if (a->f == GRAPH_SOFTMAX) {
-        for (int e = 0; e < EDGES; e++)
-            term[e] = a->row_sum[at_row(b->other[e], a->n_heads) + h];
-        vec sum = vec_load(term);
-        vec_store(w, vec_select((vec_int)(sum == -INFINITY), vec_all(0), vecs_exp(y - sum)));
-    } else {
-        vec_store(w, weigh(a->f, y, &slope));
-    }
-    bwd_weights(p, piece->row, b, h, w, dw, s);
+    float x[VALUES], w[VALUES], dw[VALUES], slope[VALUES];
+    vec sum = vec_all(0), alpha = vec_all(a->alpha);
+    take_scores(p, b, x);
+    bwd_scores(p, b, x, w, slope);
+    bwd_weights(p, b, s->dv, w, dw);
     if (!wants_dx(a)) return;
-    vec d = vec_load(dw) * slope;
-    if (a->f == GRAPH_SOFTMAX) {
-        for (int e = 0; e < EDGES; e++)
-            term[e] = p->delta[at_row(b->other[e], a->n_heads) + h];
-        d = vec_load(w) * (vec_load(dw) - vec_load(term));
+    for (int32_t c = 0; c < n_values(b); c += VEC) {
+        vec d = vec_load(dw + c), y = vec_load(slope + c);
+        d = a->f == GRAPH_SOFTMAX ? vec_load(w + c) * (d - y) : d * y;
+        d = vec_select((vec_int)(vec_load(x + c) < 0), a->slope * d, d);
+        d = first_lanes(d, b->n * b->heads - c, 0);
+        sum += d;
+        vec_store(dw + c, d);
+        vec_store(x + c, alpha * d);
     }
-    vec_store(dx, vec_select((vec_int)(x < 0), a->slope * d, d));
-    for (int32_t e = 0; e < b->n; e++)
-        s->dright[h] += dx[e];
-    for (int32_t e = 0; e < b->n && p->dx != NULL; e++)
-        p->dx[at_row(b->place[e], a->n_heads) + h] = dx[e];
-    if (s->dk == NULL) return;
-    int64_t at = (int64_t)h * a->dim_qk;
-    for (int e = 0; e < EDGES; e++)
-        dx[e] *= a->alpha;
-    add_rows(s->dk + at, dx, b->score_row, at, b->n, a->dim_qk);
+    sum = sum_lanes(sum, b->heads);
+    for (int32_t h = 0; h < b->heads; h++)
+        s->dright[b->h + h] += sum[h];
+    if (p->dx != NULL) scatter(p, b, dw, p->dx);
+    int64_t at = b->h * (int64_t)a->dim_qk;
+    if (s->dk != NULL) sum_rows(b, x, p->other + at, p->stride_other, a->dim_qk, s->dk + at);
 }
 
 static void bwd_finish(const graph_attn_args *a, int32_t column, const float *memory) {
@@ -510,19 +668,18 @@ static void bwd_finish(const graph_attn_args *a, int32_t column, const float *me
 static status bwd_chunk(const cpu_rows *w) {
     const graph_pass *p = w->ctx;
     float *memory = NULL;
-    int32_t *unused;
-    edge_block b;
+    int32_t *unused, heads = heads_of(p->a);
     TRY(state_memory(p, w->worker, &memory, &unused));
     for (int64_t i = w->first; i < w->end; i++) {
         const graph_piece *piece = &p->side->pieces[i];
         float *to = piece->part < 0 ? memory : p->parts + (int64_t)piece->part * p->n_state;
         bwd_state s = bwd_state_at(p->a, to);
         memset(to, 0, sizeof *to * (size_t)p->n_state);
-        for (int32_t e = piece->begin; e < piece->end; e += EDGES) {
-            take_block(p, piece, e, &b);
-            for (int32_t h = 0; h < p->a->n_heads; h++)
-                bwd_head(p, piece, &b, h, &s);
-        }
+        for (int32_t h = 0; h < p->a->n_heads; h += heads)
+            for (int32_t e = piece->begin; e < piece->end; e += EDGES_BACK) {
+                edge_block b = block_at(p, piece, e, EDGES_BACK, h);
+                bwd_block(p, &b, &s);
+            }
         if (piece->part < 0) bwd_finish(p->a, piece->row, to);
     }
     return OK;
@@ -539,6 +696,17 @@ static status bwd_combine(const cpu_rows *w) {
     return OK;
 }
 
+static float dot(const float *x, const float *y, int32_t dim) {
+    vec lanes = vec_all(0);
+    int32_t d = 0;
+    for (; d + VEC <= dim; d += VEC)
+        lanes += vec_load(x + d) * vec_load(y + d);
+    float sum = sum_lanes(lanes, 1)[0];
+    for (; d < dim; d++)
+        sum += x[d] * y[d];
+    return sum;
+}
+
 /* delta_i = the sum over j of w_ij dw_ij, which is out_i . dout_i and what dweights adds. */
 static status delta_chunk(const cpu_rows *w) {
     const graph_pass *p = w->ctx;
@@ -547,10 +715,9 @@ static status delta_chunk(const cpu_rows *w) {
     for (int64_t i = w->first; i < w->end; i++)
         for (int32_t h = 0; h < a->n_heads; h++) {
             int64_t at = i * a->stride_out + (int64_t)h * a->dim_v;
-            double delta = 0;
-            for (int32_t d = 0; d < a->dim_v && a->v != NULL; d++)
-                delta += (double)((const float *)a->out)[at + d] *
-                         (double)((const float *)a->dout)[at + d];
+            double delta = a->v != NULL ? (double)dot((const float *)a->out + at,
+                                                      (const float *)a->dout + at, a->dim_v)
+                                        : 0;
             for (int64_t e = begin[i]; e < begin[i + 1] && a->dweights != NULL; e++)
                 delta += (double)a->weights[e * a->n_heads + h] *
                          (double)a->dweights[e * a->n_heads + h];
