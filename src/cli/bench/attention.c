@@ -677,6 +677,7 @@ static status run(void *ctx) {
     bench_args *a = ctx;
     attn_bench b;
     attn_row r;
+    a->filter.seed = a->io.seed;
     TRY(attn_bench_open(&b, a->io.be, &a->filter));
     set_title(&b, &a->io);
     for (const attn_shape *s; (s = attn_bench_next(&b)) != NULL;) {
@@ -692,7 +693,9 @@ static status run(void *ctx) {
 status bench_attention(int argc, char **argv) {
     bench_args a = {.io = {.name = "attention", .device = "auto", .act = ACT_BF16}};
     const arg_option options[] = {
-        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(
+            &a.io, work_dtypes, BENCH_DTYPES,
+            "Seed of lengths and inputs, to compare two builds (default: a new one in every run)."),
         OPT_INT("--dim", &a.filter.dim, "D", 1, 65536,
                 "Measure only rows with head dimension D: 32, 64, 128 or 256."),
         OPT_INT("--length", &a.filter.length, "S", 1, 1 << 24,
@@ -706,14 +709,10 @@ status bench_attention(int argc, char **argv) {
                 "lengths, mask, fewer queries than keys. A CPU shortens the sequences."),
         OPT_INT("--only", &a.filter.only, "K", 1, 1 << 20,
                 "Measure only row K of the table, or of the random shapes of this --seed."),
-        OPT_INT(
-            "--seed", &a.filter.seed, "N", 1, INT64_MAX,
-            "Seed of lengths and inputs, to compare two builds (default: a new one in every run)."),
         OPT_FLAG("--check", &a.filter.is_check, "Check the results, time nothing."),
         OPT_FLAG("--any-card", &a.filter.is_any_card,
                  "Use the kernels that run on every GPU instead of those for this one; the peer is "
                  "then the Ampere kernel."),
-        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {

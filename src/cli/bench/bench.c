@@ -23,6 +23,7 @@ status bench_run(bench *b, status (*run)(void *ctx), void *ctx) {
     b->workers = w.workers;
     status st = w.be->ops->set_precision(w.be, (act_type)b->act, false);
     b->dtype = work_dtypes[w.be->act];
+    if (b->seed == 0) b->seed = (int64_t)clock_ns();
     if (st == OK) st = run(ctx);
     work_close(&w);
     return st;
@@ -187,13 +188,20 @@ static status record_once(backend *be, uint64_t key, timing_fn fn, void *ctx) {
     return st != OK ? st : end;
 }
 
-/* n_warm turns, then the median time of at least three: of single calls, or of recordings. */
-static status time_turns(backend *be, int n_warm, bool is_recorded, uint64_t key, timing_fn fn,
-                         void *ctx, double *out) {
-    double took[MAX_CALLS], sum = 0;
+static double cpu_seconds(void) {
+    struct timespec t;
+    bool is_known = clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0;
+    return is_known ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec : 0;
+}
+
+/* n_warm turns, then at least three: single calls, or recordings. */
+static status time_turns(backend *be, int n_warm, int most, double seconds, bool is_recorded,
+                         uint64_t key, timing_fn fn, void *ctx, timing *out) {
+    double took[TIMING_MAX], sum = 0, cpu = 0;
     int n = -n_warm;
-    for (; n < MAX_CALLS && (n < 3 || sum < ENOUGH_SECONDS); n++) {
+    for (; n < most && (n < 3 || sum < seconds); n++) {
         if (n <= 0) TRY(be->ops->sync(be));
+        if (n == 0) cpu = cpu_seconds();
         uint64_t start = clock_ns();
         TRY(is_recorded ? record_once(be, key, fn, ctx) : fn(ctx, n_warm + n));
         if (n < 0) continue;
@@ -201,19 +209,30 @@ static status time_turns(backend *be, int n_warm, bool is_recorded, uint64_t key
         took[n] = (double)(clock_ns() - start) / 1e9;
         sum += took[n];
     }
-    *out = median(took, n);
+    out->cpu = (cpu_seconds() - cpu) / n;
+    out->n = n;
+    out->median = median(took, n);
+    out->fastest = took[0]; /* sorted by now */
     return OK;
 }
 
+status timing_calls(backend *be, double seconds, timing_fn fn, void *ctx, timing *out) {
+    return time_turns(be, WARM_UPS, TIMING_MAX, seconds, false, 0, fn, ctx, out);
+}
+
 status timing_plain(backend *be, timing_fn fn, void *ctx, double *out) {
-    return time_turns(be, be->n_ahead > 0 ? WARM_UPS : 1, false, 0, fn, ctx, out);
+    timing t;
+    TRY(time_turns(be, be->n_ahead > 0 ? WARM_UPS : 1, MAX_CALLS, ENOUGH_SECONDS, false, 0, fn, ctx,
+                   &t));
+    *out = t.median;
+    return OK;
 }
 
 /* The calls run once, are recorded, then replayed; only replays are timed. */
 status timing_replay(backend *be, uint64_t key, timing_fn fn, void *ctx, double *out) {
-    *out = NAN;
-    if (be->token_bucket == 0) return OK;
-    TRY(time_turns(be, WARM_UPS, true, key, fn, ctx, out));
-    *out /= REPLAYED;
+    timing t = {.median = NAN};
+    if (be->token_bucket != 0)
+        TRY(time_turns(be, WARM_UPS, MAX_CALLS, ENOUGH_SECONDS, true, key, fn, ctx, &t));
+    *out = t.median / REPLAYED;
     return OK;
 }

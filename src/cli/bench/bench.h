@@ -34,6 +34,7 @@ BENCHES(BENCH_DECLARE)
 typedef struct bench {
     const char *name, *device;
     int act;
+    int64_t seed; /* of inputs; 0: bench_run takes another one in every run */
     bool is_deterministic, is_json;
     const char *dtype; /* its name */
     backend *be;
@@ -42,10 +43,11 @@ typedef struct bench {
     bool has_head;
 } bench;
 
-#define BENCH_OPTIONS(b, dtypes, dtype_help)                                                       \
-    OPT_TEXT("--device", &(b)->device, "DEVICE", WORK_DEVICES),                                    \
-        OPT_CHOICE("--dtype", &(b)->act, "TYPE", dtypes, dtype_help)
 #define BENCH_JSON(b) OPT_FLAG("--json", &(b)->is_json, "Print one JSON object per row.")
+#define BENCH_OPTIONS(b, dtypes, dtype_help, seed_help)                                            \
+    OPT_TEXT("--device", &(b)->device, "DEVICE", WORK_DEVICES),                                    \
+        OPT_CHOICE("--dtype", &(b)->act, "TYPE", dtypes, dtype_help),                              \
+        OPT_INT("--seed", &(b)->seed, "N", 1, INT64_MAX, seed_help), BENCH_JSON(b)
 
 /* Runs a bench on its device in its precision, without data. */
 status bench_run(bench *b, status (*run)(void *ctx), void *ctx);
@@ -128,7 +130,15 @@ typedef enum { TIMED_PLAIN, TIMED_REPLAY, N_TIMINGS } bench_timing;
 /* Call number i of what is timed: it may use copies of its inputs in turn. */
 typedef status (*timing_fn)(void *ctx, int i);
 
-/* Seconds of one call. */
+/* Seconds of one call; cpu: of the process, in the mean. */
+enum { TIMING_MAX = 1000 };
+typedef struct timing {
+    double median, fastest, cpu;
+    int n;
+} timing;
+
+/* At least three calls, and so many seconds of them. */
+status timing_calls(backend *be, double seconds, timing_fn fn, void *ctx, timing *out);
 status timing_plain(backend *be, timing_fn fn, void *ctx, double *out);
 
 /* Seconds of one call; NAN where the backend does not record.  `key` is that of the recording. */

@@ -11,7 +11,7 @@
 #include "ops/mask.h"
 #include "tune/encoder_plan.h"
 
-enum { N_WORDS = 30522, MIN_POSITIONS = 512, N_TYPES = 2, MAX_PASSES = 1000, N_WARM = 3 };
+enum { N_WORDS = 30522, MIN_POSITIONS = 512, N_TYPES = 2 };
 
 /* A check runs this many sequences, of this many tokens at most, through two layers. */
 enum { CHECK_SEQUENCES = 3, CHECK_LEN = 48, CHECK_LAYERS = 2 };
@@ -35,14 +35,12 @@ typedef struct bench_args {
 } bench_args;
 
 typedef struct encode_row {
-    int64_t n_tokens;      /* real ones */
-    double n_flops;        /* of the products, and of the attention without a mask */
-    double ms, ms_fastest; /* of a pass: median and fastest, tokens sent and states ready */
-    double cpu_ms;         /* processor time of the process for a pass, mean */
-    int n_passes;
-    bool is_by_plan; /* the timed passes */
-    uint16_t plan;   /* its value */
-    double error;    /* of the check: root mean square over that of the values */
+    int64_t n_tokens; /* real ones */
+    double n_flops;   /* of the products, and of the attention without a mask */
+    timing pass;      /* tokens sent and states ready */
+    bool is_by_plan;  /* the timed passes */
+    uint16_t plan;    /* its value */
+    double error;     /* of the check: root mean square over that of the values */
 } encode_row;
 
 void encode_bench_lengths(int64_t batch, int64_t len, int64_t avg_len, uint64_t seed,
@@ -170,43 +168,8 @@ static status check(backend *be, const bench_args *o, encode_row *out) {
     return st;
 }
 
-static double cpu_seconds(void) {
-    struct timespec t;
-    return clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0
-               ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec
-               : 0;
-}
-
-static status one_pass(encoder *e, backend *be, double *ms) {
-    uint64_t start = clock_ns();
-    TRY(encoder_run(e));
-    TRY(be->ops->sync(be));
-    *ms = (double)(clock_ns() - start) * 1e-6;
-    return OK;
-}
-
-static status time_passes(encoder *e, backend *be, const bench_args *o, encode_row *out) {
-    double *ms, total = 0, cpu = 0;
-    TRY(MEM_NEW(&ms, MAX_PASSES));
-    status st = OK;
-    for (int i = 0; st == OK && i < N_WARM; i++)
-        st = one_pass(e, be, &ms[0]);
-    cpu = cpu_seconds();
-    int n = 0;
-    for (; st == OK && n < MAX_PASSES && (n < 3 || total < o->seconds * 1e3); n++) {
-        st = one_pass(e, be, &ms[n]);
-        total += ms[n];
-    }
-    out->cpu_ms = n > 0 ? (cpu_seconds() - cpu) * 1e3 / n : 0;
-    out->n_passes = n;
-    if (st == OK) {
-        out->ms_fastest = ms[0];
-        for (int i = 1; i < n; i++)
-            out->ms_fastest = ms[i] < out->ms_fastest ? ms[i] : out->ms_fastest;
-        out->ms = median(ms, n);
-    }
-    mem_free(ms);
-    return st;
+static status one_pass(void *ctx, int i) {
+    return encoder_run(ctx);
 }
 
 /* Products: 12 E^2 weights a layer, two flops each; attention: 4 E flops a pair. */
@@ -235,7 +198,7 @@ static status measure(backend *be, const bench_args *o, const int32_t *lengths, 
     status st = encoder_create_random(&e, &c, SEED, be, &eo);
     for (int64_t b = 0; st == OK && b < o->shape.batch; b++)
         st = add_random(e, SEED, b, lengths[b], ids);
-    if (st == OK) st = time_passes(e, be, o, out);
+    if (st == OK) st = timing_calls(be, o->seconds, one_pass, e, &out->pass);
     if (st == OK && plan != NULL) {
         encoder_plan_use use = encoder_plan_used(plan);
         out->is_by_plan = use.n_by_plan > 0;
@@ -280,38 +243,39 @@ static void set_title(bench_args *a, const encode_row *row) {
 static status print_row(bench_args *a, const encode_row *row) {
     const encode_shape *s = &a->shape;
     char tokens[SHOW_BYTES];
-    double tokens_per_s = (double)row->n_tokens / row->ms * 1e3;
+    double tokens_per_s = (double)row->n_tokens / row->pass.median;
     return BENCH_ROW(
         &a->io, MEMBER("batch", s->batch), MEMBER("layers", s->n_layers), MEMBER("length", s->len),
         MEMBER("heads", s->n_heads), MEMBER("head_dim", s->head_dim),
         MEMBER("mask", a->mask_text != NULL ? a->mask_text : "none"),
         MEMBER(row->is_by_plan ? "plan" : NULL, row->plan), MEMBER("tokens", row->n_tokens),
         MEMBER("real_tokens", (double)row->n_tokens / (double)(s->batch * s->len)),
-        COLUMN("ms", "  10.3f", "ms", row->ms),
-        COLUMN("fastest", " 10.3f", "ms_fastest", row->ms_fastest),
-        COLUMN("CPU ms", " 10.3f", "cpu_ms", row->cpu_ms), MEMBER("passes", row->n_passes),
+        COLUMN("ms", "  10.3f", "ms", row->pass.median * 1e3),
+        COLUMN("fastest", " 10.3f", "ms_fastest", row->pass.fastest * 1e3),
+        COLUMN("CPU ms", " 10.3f", "cpu_ms", row->pass.cpu * 1e3), MEMBER("passes", row->pass.n),
         COLUMN("tokens/s", " 12", NULL, show_count(tokens, (uint64_t)tokens_per_s)),
         MEMBER("tokens_per_s", tokens_per_s), MEMBER("gflop", row->n_flops * 1e-9),
-        COLUMN("GFLOP/s", " 10.1f", NULL, row->n_flops / row->ms * 1e-6),
+        COLUMN("GFLOP/s", " 10.1f", NULL, row->n_flops / row->pass.median * 1e-9),
         MEMBER("check_error", row->error));
-}
-
-static status read_number(const char *text, const char *what, int64_t most, int64_t *out) {
-    char *end;
-    long long value = strtoll(text, &end, 10);
-    if (*text == '\0' || *end != '\0' || value < 1 || value > most)
-        return fail(ERR_USAGE, "%s '%.40s' is not a number from 1 to %" PRId64, what, text, most);
-    *out = value;
-    return OK;
 }
 
 static status read_shape(bench_args *a) {
     encode_shape *s = &a->shape;
-    TRY(read_number(a->numbers[0], "the batch", 1 << 16, &s->batch));
-    TRY(read_number(a->numbers[1], "the number of layers", 1024, &s->n_layers));
-    TRY(read_number(a->numbers[2], "the length", 1 << 16, &s->len));
-    TRY(read_number(a->numbers[3], "the number of heads", 256, &s->n_heads));
-    TRY(read_number(a->numbers[4], "the head size", 256, &s->head_dim));
+    const struct {
+        const char *what;
+        int64_t most, *to;
+    } numbers[N_NUMBERS] = {{"the batch", 1 << 16, &s->batch},
+                            {"the number of layers", 1024, &s->n_layers},
+                            {"the length", 1 << 16, &s->len},
+                            {"the number of heads", 256, &s->n_heads},
+                            {"the head size", 256, &s->head_dim}};
+    for (int i = 0; i < N_NUMBERS; i++) {
+        char *end;
+        *numbers[i].to = strtoll(a->numbers[i], &end, 10);
+        if (*end != '\0' || *numbers[i].to < 1 || *numbers[i].to > numbers[i].most)
+            return fail(ERR_USAGE, "%s '%.40s' is not a number from 1 to %" PRId64, numbers[i].what,
+                        a->numbers[i], numbers[i].most);
+    }
     if (s->avg_len > s->len)
         return fail(ERR_USAGE, "--avg-len %" PRId64 " is longer than the length %" PRId64,
                     s->avg_len, s->len);

@@ -280,7 +280,8 @@ static status measure(bench_args *a, problem *p, double exponent) {
 static status run_one(bench_args *a, int kind, int64_t edges, bool is_dense) {
     backend *be = a->io.be;
     double exponent = is_dense ? 2.1 : 2.5;
-    problem p = {.be = be, .kind = &kinds[kind], .key = rng_make_key(1, RNG_TEST)};
+    problem p = {
+        .be = be, .kind = &kinds[kind], .key = rng_make_key((uint64_t)a->io.seed, RNG_TEST)};
     TRY(be->ops->set_precision(be, be->act, false));
     nn_memory_init(&p.memory, be);
     status st = draw_graph(&p, edges, is_dense ? 100 : 14, exponent);
@@ -304,14 +305,15 @@ static status run(void *ctx) {
 }
 
 status bench_graph(int argc, char **argv) {
-    bench_args a = {.io = {.name = "graph", .device = "auto", .act = ACT_F32}, .op = ALL};
+    bench_args a = {.io = {.name = "graph", .device = "auto", .act = ACT_F32, .seed = 1},
+                    .op = ALL};
     const arg_option options[] = {
-        BENCH_OPTIONS(&a.io, work_dtypes, "float32 (default), bfloat16 or float16."),
+        BENCH_OPTIONS(&a.io, work_dtypes, "float32 (default), bfloat16 or float16.",
+                      "Seed of the graphs and inputs (default 1)."),
         OPT_CHOICE("--op", &a.op, "NAME", names,
                    "attention, silu, gat, spmm, sddmm or all (default)."),
         OPT_INT("--edges", &a.edges, "N", 1000, 100000000,
                 "Edges of each graph (default 10^4 to 10^7 in turn, on a CPU to 10^6)."),
-        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {

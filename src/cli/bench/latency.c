@@ -243,22 +243,18 @@ static int64_t pages_of(const latency_row *row) {
 static status measure(const latency_args *a, const load_rig *rig, const serve_roofline *f,
                       latency_row *row) {
     latency_args own = *a;
-    load_rig other;
-    if (row->state < STATE_HOST) {
-        TRY(ask(a, rig, row));
-        row->roofline_ms = find_roofline(a, rig, f, &row->report);
-        return OK;
-    }
+    load_rig other = *rig;
+    bool has_own = row->state >= STATE_HOST;
     if (row->state == STATE_FP8) own.load.engine.has_fp8_kv = true;
     if (row->state == STATE_HOST) {
         own.load.engine.kv_pages = (2 + a->concurrency) * pages_of(row);
         own.load.engine.kv_host_pages = (a->n + a->warmup + 1) * pages_of(row);
         own.load.engine.loads_always = true;
     }
-    status st = load_rig_open(&other, &own.load, 600000);
-    if (st == OK) st = ask(&own, &other, row);
+    status st = has_own ? load_rig_open(&other, &own.load, 600000) : OK;
+    if (st == OK) st = ask(a, &other, row);
     if (st == OK) row->roofline_ms = find_roofline(a, &other, f, &row->report);
-    load_rig_close(&other);
+    if (has_own) load_rig_close(&other);
     return st;
 }
 

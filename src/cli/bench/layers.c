@@ -368,6 +368,7 @@ static status run(void *ctx) {
     bench_args *a = ctx;
     layers_row *only = &a->row;
     bool is_known = false;
+    a->shape.seed = a->io.seed;
     if (a->shape.is_fp8 && a->io.be->is_host)
         return fail(ERR_UNSUPPORTED, "--dtype fp8: the CPU only imitates these products, which "
                                      "takes longer; use a GPU of SM 9.0");
@@ -390,14 +391,14 @@ static status run(void *ctx) {
 }
 
 status bench_layers(int argc, char **argv) {
-    bench_args a = {
-        .io = {.name = "layers", .device = "auto", .act = ACT_BF16},
-        .shape = {.n_layers = 8, .n_heads = 4, .head_dim = 256, .n_candidates = 256, .seed = 1}};
+    bench_args a = {.io = {.name = "layers", .device = "auto", .act = ACT_BF16, .seed = 1},
+                    .shape = {.n_layers = 8, .n_heads = 4, .head_dim = 256, .n_candidates = 256}};
     const arg_option options[] = {
         BENCH_OPTIONS(
             &a.io, dtypes,
-            "bfloat16 (default), float16 or float32, in which the CPU always computes; or "
-            "fp8: bfloat16 and large products in 8 bits, measured after bfloat16."),
+            "bfloat16 (default), float16 or float32, in which the CPU always computes; or fp8: "
+            "bfloat16 and large products in 8 bits, measured after bfloat16.",
+            "Seed of weights and inputs (default 1)."),
         OPT_INT("--batch", &a.row.batch, "B", 1, 4096, "Users per batch."),
         OPT_INT("--length", &a.row.length, "L", 1, 1 << 17, "Tokens per history."),
         OPT_INT("--new", &a.row.n_new, "N", 1, 1 << 17, "How many of them are not cached."),
@@ -406,9 +407,6 @@ status bench_layers(int argc, char **argv) {
         OPT_INT("--layers", &a.shape.n_layers, "N", 1, 64, "Layers (default 8)."),
         OPT_INT("--heads", &a.shape.n_heads, "H", 1, 64, "Heads (default 4)."),
         OPT_INT("--dim", &a.shape.head_dim, "D", 1, 256, "Head dimension (default 256)."),
-        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX,
-                "Seed of weights and inputs (default 1)."),
-        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {

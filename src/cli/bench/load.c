@@ -80,24 +80,33 @@ status load_set_write(const load_set *s, const char *path) {
     return out_file_end(f, st);
 }
 
+/* Random numbers, one after the other. */
+typedef struct random_source {
+    rng_key key;
+    uint64_t n, what; /* drawn so far; of which stream */
+} random_source;
+
+static double uniform(random_source *r) {
+    rng_block b = rng_draw64(r->key, r->n++, r->what);
+    return rng_uniform64(b.word[0], b.word[1]);
+}
+
+static double normal(random_source *r) {
+    double radius = sqrt(-2 * log(1 - uniform(r)));
+    return radius * cos(6.283185307179586 * uniform(r));
+}
+
 /* While a set is drawn. */
 typedef struct drawing {
     load_items items;
-    rng_key key;
-    uint64_t n_drawn;
+    random_source random;
     buf text;
     double *weight;    /* (n_users): sums of the users' frequencies */
     uint32_t *n_known; /* (n_users): events that the user has so far */
 } drawing;
 
-static double uniform(drawing *d) {
-    rng_block b = rng_draw64(d->key, d->n_drawn++, 2);
-    return rng_uniform64(b.word[0], b.word[1]);
-}
-
 static uint32_t length(drawing *d, double mean, double deviation, uint32_t min, uint32_t max) {
-    double radius = sqrt(-2 * log(1 - uniform(d)));
-    double x = mean + deviation * radius * cos(6.283185307179586 * uniform(d));
+    double x = mean + deviation * normal(&d->random);
     if (x < min) return min;
     return x > max ? max : (uint32_t)(x + 0.5);
 }
@@ -112,7 +121,7 @@ static status write_item(drawing *d, json_writer *w, uint64_t number) {
 static status write_items(drawing *d, json_writer *w, const char *key, uint32_t n) {
     json_key_array(w, key);
     for (uint32_t i = 0; i < n; i++)
-        TRY(write_item(d, w, 1 + (uint64_t)(uniform(d) * (double)d->items.n)));
+        TRY(write_item(d, w, 1 + (uint64_t)(uniform(&d->random) * (double)d->items.n)));
     json_array_close(w);
     return OK;
 }
@@ -123,7 +132,7 @@ static status write_events(drawing *d, json_writer *w, const char *key, uint64_t
                            uint32_t first, uint32_t n) {
     json_key_array(w, key);
     for (uint32_t i = first; i < first + n; i++) {
-        rng_block b = rng_draw64(d->key, user << 32 | i, 3);
+        rng_block b = rng_draw64(d->random.key, user << 32 | i, 3);
         json_object_open(w);
         json_key(w, "item");
         TRY(write_item(d, w, 1 + rng_below(b.word[0], (uint32_t)d->items.n)));
@@ -165,7 +174,7 @@ static status draw_one(drawing *d, const load_draw *c, uint64_t user, load_set *
 
 /* Of the first n users, by their frequencies. */
 static uint64_t some_user(drawing *d, uint64_t n) {
-    double x = uniform(d) * d->weight[n - 1];
+    double x = uniform(&d->random) * d->weight[n - 1];
     uint64_t low = 0, high = n - 1;
     BISECT(low, high, d->weight[middle] <= x);
     return low;
@@ -176,7 +185,7 @@ static status draw_all(drawing *d, const load_draw *c, load_set *s) {
     for (uint64_t i = 0; i < c->n_users; i++)
         d->weight[i] = (i > 0 ? d->weight[i - 1] : 0) + pow((double)i + 1, -c->zipf);
     for (uint64_t i = 0; i < c->n_requests; i++) {
-        bool returns = n_seen > 0 && (n_seen == c->n_users || uniform(d) < c->returning);
+        bool returns = n_seen > 0 && (n_seen == c->n_users || uniform(&d->random) < c->returning);
         uint64_t user = returns ? some_user(d, n_seen) : n_seen++;
         TRY(draw_one(d, c, user, s));
     }
@@ -184,7 +193,7 @@ static status draw_all(drawing *d, const load_draw *c, load_set *s) {
 }
 
 status load_set_draw(load_set *s, const load_draw *c) {
-    drawing d = {.items = c->items, .key = rng_make_key(c->seed, RNG_TEST)};
+    drawing d = {.items = c->items, .random = {rng_make_key(c->seed, RNG_TEST), 0, 2}};
     if (c->items.n == 0 || c->n_users == 0)
         return fail(ERR_USAGE, "requests need at least one item and one user");
     status st = MEM_NEW(&d.weight, c->n_users);
@@ -206,7 +215,7 @@ static status single(drawing *d, const load_single *c, uint64_t user, uint32_t n
 }
 
 status load_set_single(load_set *s, const load_single *c) {
-    drawing d = {.items = c->items, .key = rng_make_key(c->seed, RNG_TEST)};
+    drawing d = {.items = c->items, .random = {rng_make_key(c->seed, RNG_TEST), 0, 2}};
     status st = OK;
     if (c->items.n == 0 || c->n_events == 0 || c->n_new > c->n_events)
         return fail(ERR_USAGE, "a history of %u events with %u new ones", c->n_events, c->n_new);
@@ -313,38 +322,22 @@ static status make_report(const load_set *s, const load_outcome *o, load_report 
     return OK;
 }
 
-/* Random numbers of the gaps. */
-typedef struct gap_source {
-    rng_key key;
-    uint64_t n;
-} gap_source;
-
-static double gap_uniform(gap_source *g) {
-    rng_block b = rng_draw64(g->key, g->n++, 1);
-    return (rng_uniform64(b.word[0], b.word[1]) * 9007199254740992.0 + 0.5) / 9007199254740993.0;
-}
-
-static double gap_normal(gap_source *g) {
-    double radius = sqrt(-2 * log(gap_uniform(g)));
-    return radius * cos(6.283185307179586 * gap_uniform(g));
-}
-
 /* Gamma of mean 1 and the given shape (Marsaglia and Tsang, 2000). */
-static double gamma_gap(gap_source *g, double shape) {
+static double gamma_gap(random_source *g, double shape) {
     double a = shape < 1 ? shape + 1 : shape, d = a - 1.0 / 3, c = 1 / sqrt(9 * d), x, v;
-    double boost = shape < 1 ? pow(gap_uniform(g), 1 / shape) : 1;
+    double boost = shape < 1 ? pow(1 - uniform(g), 1 / shape) : 1;
     do {
         do {
-            x = gap_normal(g);
+            x = normal(g);
             v = 1 + c * x;
         } while (v <= 0);
         v = v * v * v;
-    } while (log(gap_uniform(g)) > 0.5 * x * x + d - d * v + d * log(v));
+    } while (log(1 - uniform(g)) > 0.5 * x * x + d - d * v + d * log(v));
     return boost * d * v / shape;
 }
 
 static status plan_times(const load_plan *p, size_t n, uint64_t **out) {
-    gap_source g = {rng_make_key(p->seed, RNG_TEST), 0};
+    random_source g = {rng_make_key(p->seed, RNG_TEST), 0, 1};
     double at = 0;
     *out = NULL;
     if (p->rate <= 0) return OK;

@@ -41,7 +41,6 @@ typedef struct bench_args {
     /* What to measure; 0 and NULL stand for all rows of the table. */
     const char *mask; /* the text of a mask; or a part of one of the table's */
     int64_t n_sequences, length, n_heads, dim;
-    int64_t seed;  /* of the inputs; 0: another one in every run */
     bool is_silu;  /* weights are silu / length, as HSTU's, instead of the softmax */
     bool is_curve; /* instead of the table, at 16 sequences of 4096 unless told: sliding windows of
                       densities from .01 to 1, and pairs scattered at random from .0005 on */
@@ -112,7 +111,7 @@ static status open_problem(problem *p, const bench_args *b, const mask_row *r) {
     int32_t *offsets, *rows, *index[N_INPUTS];
     p->n_copies = (int)(copies < MAX_COPIES ? copies : MAX_COPIES);
     TRY(send_offsets(p, r, &offsets));
-    TRY(bench_pool_init(&numbers, &p->memory, rng_make_key((uint64_t)b->seed, RNG_TEST)));
+    TRY(bench_pool_init(&numbers, &p->memory, rng_make_key((uint64_t)b->io.seed, RNG_TEST)));
     for (int i = 0; i < N_INPUTS; i++) {
         TRY(bench_pool_draw(&numbers, 1 + (uint64_t)i, n_rows, width, &rows));
         TRY(bench_send(&p->memory, rows, n_rows, sizeof *rows, &index[i]));
@@ -377,7 +376,7 @@ static status run_scattered(bench_args *f) {
     for (size_t i = 0; i < sizeof shares / sizeof *shares && st == OK; i++) {
         mask_row r = curve_row(f, "scattered");
         r.source = source;
-        st = write_scattered(path, r.length, shares[i], (uint64_t)f->seed + i);
+        st = write_scattered(path, r.length, shares[i], (uint64_t)f->io.seed + i);
         if (st == OK) st = run_row(f, &r);
     }
     scratch_folder_destroy(folder);
@@ -427,7 +426,6 @@ static status run_rows(bench_args *a) {
 
 static status run(void *ctx) {
     bench_args *a = ctx;
-    if (a->seed == 0) a->seed = (int64_t)clock_ns();
     bench_title(&a->io, "%s attention under masks on %s in %s; kernels: %s%s",
                 a->is_silu ? "SiLU" : "Softmax", bench_device(a->io.be), a->io.dtype,
                 kernel_names[a->kernel], a->io.is_deterministic ? ", deterministic" : "");
@@ -446,7 +444,8 @@ static status run(void *ctx) {
 status bench_masks(int argc, char **argv) {
     bench_args a = {.io = {.name = "masks", .device = "auto", .act = ACT_BF16}};
     const arg_option options[] = {
-        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES,
+                      "Seed of the inputs (default: a new one in every run)."),
         OPT_TEXT(
             "--mask", &a.mask, "MASK",
             "Measure only table rows whose mask contains MASK; or any mask of 'hstu mask show'."),
@@ -463,9 +462,6 @@ status bench_masks(int argc, char **argv) {
         OPT_FLAG("--curve", &a.is_curve,
                  "Instead of the table, measure sliding windows of densities from .01 to 1 and "
                  "randomly scattered pairs (16 sequences of 4096 tokens by default)."),
-        OPT_INT("--seed", &a.seed, "S", 1, INT64_MAX,
-                "Seed of the inputs (default: a new one in every run)."),
-        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {

@@ -405,6 +405,7 @@ static status print_row(bench_args *a, const search_shape *s, const search_row *
 static status run(void *ctx) {
     static const double shares[] = {0, 1, .1, .01, .001};
     bench_args *a = ctx;
+    a->shape.seed = a->io.seed;
     search_shape s = a->shape;
     search_row r;
     if (a->mol != NULL) return run_mol(a);
@@ -419,17 +420,15 @@ static status run(void *ctx) {
 }
 
 status bench_search(int argc, char **argv) {
-    bench_args a = {.io = {.name = "search", .device = "auto", .act = ACT_BF16},
-                    .shape = {.n_items = 1000000, .n_queries = 64, .dim = 64, .k = 10, .seed = 1}};
+    bench_args a = {.io = {.name = "search", .device = "auto", .act = ACT_BF16, .seed = 1},
+                    .shape = {.n_items = 1000000, .n_queries = 64, .dim = 64, .k = 10}};
     const arg_option options[] = {
-        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES),
+        BENCH_OPTIONS(&a.io, work_dtypes, BENCH_DTYPES, "Seed of items and queries (default 1)."),
         OPT_INT("--items", &a.shape.n_items, "N", 1, 1 << 30,
                 "Items in the catalogue (default 1000000)."),
         OPT_INT("--queries", &a.shape.n_queries, "Q", 1, 65536, "Queries per call (default 64)."),
         OPT_INT("--dim", &a.shape.dim, "D", 1, 4096, "Dimension (default 64)."),
         OPT_INT("--k", &a.shape.k, "K", 1, 1024, "Items to find per query (default 10)."),
-        OPT_INT("--seed", &a.shape.seed, "S", 1, INT64_MAX,
-                "Seed of items and queries (default 1)."),
         OPT_FLAG("--int8", &a.shape.has_int8,
                  "On the CPU: rule out items by 8-bit numbers first; the result is the same."),
         OPT_FLAG("--filter", &a.has_filter,
@@ -437,7 +436,6 @@ status bench_search(int argc, char **argv) {
         OPT_TEXT("--mol", &a.mol, "HOW",
                  "By a mixture of logits with random weights instead: the exact search, and one in "
                  "two stages: mean:N, components:N or mean:N+components:N."),
-        BENCH_JSON(&a.io),
         {0},
     };
     const arg_spec spec = {
