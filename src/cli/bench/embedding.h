@@ -43,8 +43,16 @@ typedef struct embed_figure {
     int64_t n_checked, n_wrong; /* values that were compared */
 } embed_figure;
 
-/* Prints the figure; fails where values are wrong. */
-status embed_bench_report(embed_bench *b, const embed_figure *f);
+/* Calls of n keys each; what comes before and after them, or NULL, is not timed. */
+typedef struct embed_calls {
+    timing_fn call;
+    void *ctx;
+    timing_fn before, after;
+} embed_calls;
+
+/* Passes over the batches, after one as the warm-up: the median, from one synchronisation of the
+ * device to the next.  Prints the figure; fails where values are wrong. */
+status embed_bench_time(embed_bench *b, embed_calls c, embed_figure f);
 
 /* Slots of the tables with rows. */
 int64_t embed_bench_slots(const embed_bench *b);

@@ -5,11 +5,10 @@
  * The key of id k is k times an odd number; ids are inserted in order, so that it is known which
  * are in the table, and rows hold their initial values, so that every value can be checked.
  * Evicted keys are counted but not listed, as in HierarchicalKV's calls of these names.  New keys
- * are drawn for each pass over the batches.  A pass is timed from one device synchronisation to the
- * next; the figure is the median of the passes. */
+ * are drawn for each pass over the batches. */
 #include "cli/bench/embedding.h"
 
-enum { MAX_PASSES = 5, FIRST_SCORE = 2, CHECK_ROWS = 4096 };
+enum { FIRST_SCORE = 2, CHECK_ROWS = 4096 };
 
 /* The rows of bench/results/peers/embedding.csv. */
 typedef enum { VERB_FIND, VERB_FIND_OR_INSERT, VERB_INSERT_OR_ASSIGN, VERB_FIND_BOTH } verb;
@@ -99,7 +98,8 @@ static status find_both(keys_ctx *c, int round) {
     return b->v->write(b->be, &y, &write);
 }
 
-static status run_verb(keys_ctx *c, int round) {
+static status run_verb(void *ctx, int round) {
+    keys_ctx *c = ctx;
     embed_bench *b = c->b;
     if (c->v == VERB_FIND) return look_up(c, &c->near, round, b->rows);
     if (c->v == VERB_FIND_OR_INSERT) return find_or_insert(c, &c->near, b->keys[round], b->rows);
@@ -137,7 +137,8 @@ static uint64_t hit_id(const keys_ctx *c, int round, int64_t i) {
 }
 
 /* The keys of a batch, and separately those that are new. */
-static status draw_batch(keys_ctx *c, int round) {
+static status draw_batch(void *ctx, int round) {
+    keys_ctx *c = ctx;
     embed_bench *b = c->b;
     c->n_new = 0;
     for (int64_t i = 0; i < b->n; i++) {
@@ -154,7 +155,8 @@ static bool inserts(const keys_ctx *c) {
 }
 
 /* Erases the new keys of a batch, so that the load stays the same. */
-static status erase_batch(keys_ctx *c, int round) {
+static status erase_batch(void *ctx, int round) {
+    keys_ctx *c = ctx;
     embed_bench *b = c->b;
     table_erase_args a = {.n = c->n_new, .keys = c->erased[round]};
     return inserts(c) && !c->is_full ? b->v->erase(b->be, &c->near, &a) : OK;
@@ -216,36 +218,6 @@ static status check_verb(keys_ctx *c, embed_figure *f) {
     return erase_batch(c, 0);
 }
 
-static status time_pass(keys_ctx *c, double *seconds) {
-    embed_bench *b = c->b;
-    for (int r = 0; r < N_BATCHES; r++)
-        TRY(draw_batch(c, r));
-    TRY(b->be->ops->sync(b->be));
-    uint64_t start = clock_ns();
-    for (int r = 0; r < N_BATCHES; r++)
-        TRY(run_verb(c, r));
-    TRY(b->be->ops->sync(b->be));
-    *seconds = (double)(clock_ns() - start) / 1e9;
-    for (int r = 0; r < N_BATCHES; r++)
-        TRY(erase_batch(c, r));
-    return OK;
-}
-
-/* The first pass is the warm-up. */
-static status time_verb(keys_ctx *c, embed_figure *f) {
-    double took[MAX_PASSES], sum = 0;
-    int n = 0;
-    TRY(time_pass(c, &took[0]));
-    while (n < MAX_PASSES && (n == 0 || sum < c->b->seconds)) {
-        TRY(time_pass(c, &took[n]));
-        sum += took[n++];
-    }
-    double one = median(took, n) / N_BATCHES;
-    f->ms = one * 1e3;
-    f->per_s = (double)c->b->n / one;
-    return OK;
-}
-
 static bool is_peers_shape(const embed_bench *b) {
     return !b->be->is_host && b->dim == PEER_DIM && b->n == PEER_KEYS &&
            embed_bench_slots(b) == PEER_SLOTS;
@@ -258,8 +230,7 @@ static status measure(keys_ctx *c, verb v, const char *name, const char *size) {
     snprintf(what, sizeof what, "%s, load %s", name, c->is_full ? "1.0" : "0.5");
     if (is_peers_shape(c->b)) f.peer = bench_peer("embedding", verb_keys[v], c->is_full);
     TRY(check_verb(c, &f));
-    TRY(time_verb(c, &f));
-    return embed_bench_report(c->b, &f);
+    return embed_bench_time(c->b, (embed_calls){run_verb, c, draw_batch, erase_batch}, f);
 }
 
 /* Counts the new keys of half a pass, so that the load is exact in the middle of a pass. */
