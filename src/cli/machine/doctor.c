@@ -3,23 +3,16 @@
 
 #include "cli/machine/doctor.h"
 
-finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...) {
+void finding_add(findings *f, found_state state, const char *name, unsigned unfit_for,
+                 const char *remedy, const char *fmt, ...) {
     finding *out = &f->all[f->n < MAX_FINDINGS ? f->n++ : MAX_FINDINGS - 1];
     va_list args;
-    *out = (finding){.section = f->section, .state = state};
+    *out = (finding){.section = f->section, .state = state, .unfit_for = unfit_for};
     snprintf(out->name, sizeof out->name, "%s", name);
+    snprintf(out->remedy, sizeof out->remedy, "%s", remedy != NULL ? remedy : "");
     va_start(args, fmt);
     vsnprintf(out->text, sizeof out->text, fmt, args);
     va_end(args);
-    return out;
-}
-
-void finding_remedy(finding *f, unsigned unfit_for, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(f->remedy, sizeof f->remedy, fmt, args);
-    va_end(args);
-    f->unfit_for = unfit_for;
 }
 
 /* The first line of a small file; "" where there is none. */
@@ -42,15 +35,14 @@ static void ask_huge_pages(findings *f) {
     char line[128], mode[32];
     first_line("/sys/kernel/mm/transparent_hugepage/enabled", line, sizeof line);
     doctor_chosen_word(line, mode, sizeof mode);
-    if (mode[0] == '\0') {
-        findings_add(f, FOUND_LACK, "huge pages", "the system does not tell");
-    } else if (strcmp(mode, "never") == 0) {
-        finding_remedy(findings_add(f, FOUND_LACK, "huge pages",
-                                    "never: random reads of large tables are slower"),
-                       0, "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
-    } else {
-        findings_add(f, FOUND_OK, "huge pages", "%s", mode);
-    }
+    if (mode[0] == '\0')
+        FINDING(f, FOUND_LACK, "huge pages", "the system does not tell");
+    else if (strcmp(mode, "never") == 0)
+        finding_add(f, FOUND_LACK, "huge pages", 0,
+                    "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+                    "never: random reads of large tables are slower");
+    else
+        FINDING(f, FOUND_OK, "huge pages", "%s", mode);
 }
 
 enum { FEW_FILES = 256, MANY_FILES = 4096 };
@@ -59,18 +51,16 @@ enum { FEW_FILES = 256, MANY_FILES = 4096 };
 static void ask_descriptors(findings *f) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    bool is_few = limit.rlim_cur < FEW_FILES;
-    finding *found =
-        findings_add(f,
-                     is_few                        ? FOUND_TROUBLE
-                     : limit.rlim_cur < MANY_FILES ? FOUND_LACK
-                                                   : FOUND_OK,
-                     "open files", "%llu at a time, at most %llu",
-                     (unsigned long long)limit.rlim_cur, (unsigned long long)limit.rlim_max);
-    if (found->state != FOUND_OK)
-        finding_remedy(found, is_few ? FOR_SERVE | FOR_RANKS : 0,
-                       "ulimit -n %d (a server with many connections needs one for each)",
-                       MANY_FILES);
+    bool is_few = limit.rlim_cur < FEW_FILES, is_many = limit.rlim_cur >= MANY_FILES;
+    finding_add(f,
+                is_few    ? FOUND_TROUBLE
+                : is_many ? FOUND_OK
+                          : FOUND_LACK,
+                "open files", is_few ? FOR_SERVE | FOR_RANKS : 0,
+                is_many ? NULL
+                        : "ulimit -n 4096 (a server with many connections needs one for each)",
+                "%llu at a time, at most %llu", (unsigned long long)limit.rlim_cur,
+                (unsigned long long)limit.rlim_max);
 }
 
 enum { DISK_PIECE = 1 << 20, DISK_PIECES = 32, DISK_MS = 500, MIN_FREE_MIB = 256 };
@@ -99,18 +89,18 @@ static void ask_disk(findings *f) {
     double speed = fd >= 0 ? write_speed(fd) : 0;
     if (fd >= 0) close(fd);
     if (fd < 0)
-        finding_remedy(findings_add(f, FOUND_LACK, "disk", "this folder cannot be written"),
-                       FOR_TRAIN,
-                       "work in a folder of your own: runs are written where --out says");
+        finding_add(f, FOUND_LACK, "disk", FOR_TRAIN,
+                    "work in a folder of your own: runs are written where --out says",
+                    "this folder cannot be written");
     else if (free_mib < MIN_FREE_MIB)
-        finding_remedy(
-            findings_add(f, FOUND_TROUBLE, "disk", "%.0f MiB free in this folder", free_mib),
-            FOR_TRAIN, "checkpoints need more: free some, or work elsewhere");
+        finding_add(f, FOUND_TROUBLE, "disk", FOR_TRAIN,
+                    "checkpoints need more: free some, or work elsewhere",
+                    "%.0f MiB free in this folder", free_mib);
     else if (speed == 0)
-        findings_add(f, FOUND_TROUBLE, "disk", "this folder's disk cannot be written");
+        FINDING(f, FOUND_TROUBLE, "disk", "this folder's disk cannot be written");
     else
-        findings_add(f, FOUND_OK, "disk", "writes %.0f MB/s in this folder, %.1f GiB free", speed,
-                     free_mib / 1024);
+        FINDING(f, FOUND_OK, "disk", "writes %.0f MB/s in this folder, %.1f GiB free", speed,
+                free_mib / 1024);
 }
 
 enum { MIN_SHARED_MIB = 64 };
@@ -119,16 +109,17 @@ enum { MIN_SHARED_MIB = 64 };
 static void ask_shared_memory(findings *f) {
     struct statvfs disk;
     if (statvfs("/dev/shm", &disk) != 0) {
-        finding_remedy(findings_add(f, FOUND_TROUBLE, "/dev/shm", "not there"), FOR_RANKS,
-                       "mount -t tmpfs tmpfs /dev/shm");
+        finding_add(f, FOUND_TROUBLE, "/dev/shm", FOR_RANKS, "mount -t tmpfs tmpfs /dev/shm",
+                    "not there");
         return;
     }
     double mib = (double)disk.f_bavail * (double)disk.f_frsize / (1 << 20);
-    finding *found = findings_add(f, mib < MIN_SHARED_MIB ? FOUND_TROUBLE : FOUND_OK, "/dev/shm",
-                                  "%.0f MiB free", mib);
     if (mib < MIN_SHARED_MIB)
-        finding_remedy(found, FOR_RANKS,
-                       "give the container more (docker run --shm-size=1g), or remove files there");
+        finding_add(f, FOUND_TROUBLE, "/dev/shm", FOR_RANKS,
+                    "give the container more (docker run --shm-size=1g), or remove files there",
+                    "%.0f MiB free", mib);
+    else
+        FINDING(f, FOUND_OK, "/dev/shm", "%.0f MiB free", mib);
 }
 
 static void ask_container(findings *f) {
@@ -141,8 +132,8 @@ static void ask_container(findings *f) {
     if (kind == NULL && line[0] != '\0') kind = line;
     first_line("/sys/fs/cgroup/pids.max", pids, sizeof pids);
     if (kind == NULL) return;
-    findings_add(f, FOUND_OK, "container", "%s%s%s; limits of cores and memory are above", kind,
-                 pids[0] != '\0' ? ", processes and threads: " : "", pids);
+    FINDING(f, FOUND_OK, "container", "%s%s%s; limits of cores and memory are above", kind,
+            pids[0] != '\0' ? ", processes and threads: " : "", pids);
 }
 
 static void doctor_ask_host(findings *f) {
@@ -278,12 +269,10 @@ static void ask_libraries(diagnosis *d) {
     memcpy(d->libraries, all, sizeof all);
     for (const library *l = all; l < all + N_LIBRARIES; l++)
         if (l->version != NULL)
-            findings_add(&d->found, FOUND_OK, l->name, "%s: %s", l->version, l->adds);
+            FINDING(&d->found, FOUND_OK, l->name, "%s: %s", l->version, l->adds);
         else
-            finding_remedy(findings_add(&d->found, FOUND_LACK, l->name, "%s; it adds %s",
-                                        l->is_run_time ? "not found" : "not in this build",
-                                        l->adds),
-                           0, "%s", l->remedy);
+            finding_add(&d->found, FOUND_LACK, l->name, 0, l->remedy, "%s; it adds %s",
+                        l->is_run_time ? "not found" : "not in this build", l->adds);
 }
 
 /* The memory this process can really use. */
@@ -307,14 +296,15 @@ static void need(diagnosis *d) {
     findings *f = &d->found;
     if (http_library_version() == NULL && (d->purposes & FOR_SERVE) != 0) {
         f->section = SECTION_LIBRARIES;
-        finding_remedy(
-            findings_add(f, FOUND_LACK, "serving", "this build cannot: no libmicrohttpd"),
-            FOR_SERVE, DOCTOR_MAKE "apt-get install libmicrohttpd-dev, then make");
+        finding_add(f, FOUND_LACK, "serving", FOR_SERVE,
+                    DOCTOR_MAKE "apt-get install libmicrohttpd-dev, then make",
+                    "this build cannot: no libmicrohttpd");
     }
     if (!d->has_ranks && (d->purposes & FOR_RANKS) != 0) {
         f->section = SECTION_MACHINE;
-        finding_remedy(findings_add(f, FOUND_TROUBLE, "ranks", "two cannot work together"),
-                       FOR_RANKS, "see the line above; /dev/shm and permission to fork are needed");
+        finding_add(f, FOUND_TROUBLE, "ranks", FOR_RANKS,
+                    "see the line above; /dev/shm and permission to fork are needed",
+                    "two cannot work together");
     }
 }
 
@@ -399,17 +389,14 @@ static void ask_machine(diagnosis *d) {
     if (m->limit_bytes > 0)
         snprintf(limit, sizeof limit, ", limited to %.1f GiB", gib(m->limit_bytes));
     bool has_simd = m->simd[0] != '\0';
-    findings_add(f, FOUND_OK, "system", "%s", m->system);
-    findings_add(f, FOUND_OK, "CPU", "%s", m->cpu[0] != '\0' ? m->cpu : "unknown");
-    findings_add(f, FOUND_OK, "cores", "%d usable of %d%s", m->n_usable_cores, m->n_cores, quota);
-    findings_add(f, has_simd ? FOUND_OK : FOUND_LACK, "SIMD", "%s",
-                 has_simd ? m->simd : "none known");
-    findings_add(f, FOUND_OK, "kernel", "%s, for matrix products on the CPU",
-                 backend_cpu_products());
-    findings_add(f, d->has_memory ? FOUND_OK : FOUND_TROUBLE, "memory",
-                 "%.1f GiB, %.1f GiB available%s", gib(m->total_bytes), gib(m->available_bytes),
-                 limit);
-    findings_add(f, d->has_ranks ? FOUND_OK : FOUND_TROUBLE, "ranks", "%s", d->ranks);
+    FINDING(f, FOUND_OK, "system", "%s", m->system);
+    FINDING(f, FOUND_OK, "CPU", "%s", m->cpu[0] != '\0' ? m->cpu : "unknown");
+    FINDING(f, FOUND_OK, "cores", "%d usable of %d%s", m->n_usable_cores, m->n_cores, quota);
+    FINDING(f, has_simd ? FOUND_OK : FOUND_LACK, "SIMD", "%s", has_simd ? m->simd : "none known");
+    FINDING(f, FOUND_OK, "kernel", "%s, for matrix products on the CPU", backend_cpu_products());
+    FINDING(f, d->has_memory ? FOUND_OK : FOUND_TROUBLE, "memory", "%.1f GiB, %.1f GiB available%s",
+            gib(m->total_bytes), gib(m->available_bytes), limit);
+    FINDING(f, d->has_ranks ? FOUND_OK : FOUND_TROUBLE, "ranks", "%s", d->ranks);
     doctor_ask_host(f);
 }
 
@@ -419,18 +406,18 @@ static void ask_devices(diagnosis *d) {
     f->section = SECTION_GPU;
     cuda_version_text(driver, sizeof driver, d->driver.driver_version);
     if (d->n_devices == 0 && d->cuda_version[0] != '\0')
-        findings_add(f, FOUND_LACK, "none", "built with CUDA %s, no GPU found: %s", d->cuda_version,
-                     d->driver.reason);
+        FINDING(f, FOUND_LACK, "none", "built with CUDA %s, no GPU found: %s", d->cuda_version,
+                d->driver.reason);
     else if (d->n_devices == 0)
-        findings_add(f, FOUND_LACK, "none", "not looked for: %s", d->driver.reason);
+        FINDING(f, FOUND_LACK, "none", "not looked for: %s", d->driver.reason);
     for (int i = 0; i < d->n_devices; i++) {
         const device_info *g = &d->device[i];
         bool is_old = g->sm < DEVICE_MIN_SM;
         snprintf(name, sizeof name, "cuda:%d", i);
-        findings_add(f, is_old ? FOUND_TROUBLE : FOUND_OK, name,
-                     "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
-                     g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
-                     gib(g->free_bytes), driver, is_old ? "; too old: SM 8.0 is needed" : "");
+        FINDING(f, is_old ? FOUND_TROUBLE : FOUND_OK, name,
+                "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
+                g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
+                gib(g->free_bytes), driver, is_old ? "; too old: SM 8.0 is needed" : "");
     }
     doctor_ask_gpus(f);
 }

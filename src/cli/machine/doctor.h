@@ -42,13 +42,11 @@ typedef struct findings {
     found_section section; /* of those that are added */
 } findings;
 
-/* Adds one; the text is formatted.  Never NULL: after the last one the last one is returned again.
- */
-finding *findings_add(findings *f, found_state state, const char *name, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
-
-/* remedy is formatted too; unfit_for may be 0. */
-void finding_remedy(finding *f, unsigned unfit_for, const char *fmt, ...) PRINTF_LIKE(3, 4);
+/* Adds one, whose text is formatted: with a remedy, or NULL, and the purposes that it makes the
+ * machine unfit for.  Beyond the last one the last one is replaced. */
+void finding_add(findings *f, found_state state, const char *name, unsigned unfit_for,
+                 const char *remedy, const char *fmt, ...) PRINTF_LIKE(6, 7);
+#define FINDING(f, state, name, ...) finding_add(f, state, name, 0, NULL, __VA_ARGS__)
 
 void doctor_ask_gpus(findings *f); /* doctor_gpu.c */
 

@@ -114,13 +114,11 @@ static void ask_clocks(findings *f, const nvml *m, void *device, const char *nam
     m->throttle(device, &bits);
     doctor_throttle_words(bits, words, sizeof words);
     bool is_bad = (bits & BAD_THROTTLE) != 0;
-    finding *found = findings_add(f, is_bad ? FOUND_TROUBLE : FOUND_OK, name,
-                                  "SM clock %u of %u MHz, memory %u MHz, %u C, %u of %u W%s%s", sm,
-                                  max, memory, celsius, milliwatt / 1000, limit / 1000,
-                                  words[0] != '\0' ? "; slowed by: " : "", words);
-    if (is_bad)
-        finding_remedy(found, 0,
-                       "look at cooling and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE");
+    finding_add(
+        f, is_bad ? FOUND_TROUBLE : FOUND_OK, name, 0,
+        is_bad ? "look at cooling and power: nvidia-smi -q -d PERFORMANCE,TEMPERATURE" : NULL,
+        "SM clock %u of %u MHz, memory %u MHz, %u C, %u of %u W%s%s", sm, max, memory, celsius,
+        milliwatt / 1000, limit / 1000, words[0] != '\0' ? "; slowed by: " : "", words);
 }
 
 static void ask_errors(findings *f, const nvml *m, void *device, const char *name) {
@@ -129,19 +127,19 @@ static void ask_errors(findings *f, const nvml *m, void *device, const char *nam
     unsigned long long n_errors = 0;
     bool has_ecc = m->ecc(device, &is_on, &pending) == 0;
     if (has_ecc && is_on != 0 && m->ecc_errors(device, 1, 0, &n_errors) != 0) n_errors = 0;
-    finding *found = findings_add(f, n_errors > 0 ? FOUND_TROUBLE : FOUND_OK, name, "ECC %s%s",
-                                  !has_ecc     ? "not supported"
-                                  : is_on != 0 ? "on"
-                                               : "off",
-                                  n_errors > 0 ? ", with errors that could not be corrected" : "");
+    const char *mode_of_ecc = !has_ecc ? "not supported" : is_on != 0 ? "on" : "off";
     if (n_errors > 0)
-        finding_remedy(found, FOR_ALL, "reset the GPU (nvidia-smi --gpu-reset) or replace it");
+        finding_add(f, FOUND_TROUBLE, name, FOR_ALL,
+                    "reset the GPU (nvidia-smi --gpu-reset) or replace it",
+                    "ECC %s, with errors that could not be corrected", mode_of_ecc);
+    else
+        FINDING(f, FOUND_OK, name, "ECC %s", mode_of_ecc);
     if (m->mig(device, &mig, &mig_pending) == 0 && mig != 0)
-        findings_add(f, FOUND_OK, name, "divided into MIG slices; hstu uses the one it is given");
+        FINDING(f, FOUND_OK, name, "divided into MIG slices; hstu uses the one it is given");
     if (m->compute_mode(device, &mode) == 0 && mode == 2)
-        finding_remedy(findings_add(f, FOUND_TROUBLE, name, "closed to computing (compute mode)"),
-                       FOR_ALL, "sudo nvidia-smi -c DEFAULT");
-    if (mode == 3) findings_add(f, FOUND_LACK, name, "one process at a time (compute mode)");
+        finding_add(f, FOUND_TROUBLE, name, FOR_ALL, "sudo nvidia-smi -c DEFAULT",
+                    "closed to computing (compute mode)");
+    if (mode == 3) FINDING(f, FOUND_LACK, name, "one process at a time (compute mode)");
 }
 
 enum { COPY_BYTES = 64 << 20, COPY_MS = 200 };
@@ -187,28 +185,28 @@ static void ask_bandwidth(findings *f, const cuda_driver *cu, int device, const 
     void *context = NULL;
     copy_rig r = {.cu = cu};
     if (cu->retain(&context, device) != 0) {
-        finding_remedy(findings_add(f, FOUND_TROUBLE, name, "cannot be used: no context"), FOR_ALL,
-                       "see whether others use it (nvidia-smi); restart the driver");
+        finding_add(f, FOUND_TROUBLE, name, FOR_ALL,
+                    "see whether others use it (nvidia-smi); restart the driver",
+                    "cannot be used: no context");
         return;
     }
     cu->set_current(context);
     bool is_ready = cu->alloc(&r.device, COPY_BYTES) == 0 && cu->alloc(&r.other, COPY_BYTES) == 0 &&
                     cu->alloc_host(&r.host, COPY_BYTES) == 0;
     if (!is_ready) {
-        findings_add(f, FOUND_LACK, name, "too little memory is free to measure copies");
+        FINDING(f, FOUND_LACK, name, "too little memory is free to measure copies");
     } else {
         double in = speed(&r, copy_in), out = speed(&r, copy_out), on = speed(&r, copy_on);
         double full = link_speed(gen, width);
         bool is_slow = full > 0 && in < full / 3;
-        finding *found = findings_add(
-            f, is_slow ? FOUND_TROUBLE : FOUND_OK, name,
-            "PCIe gen %u x%u: %.1f GB/s to the GPU, %.1f GB/s back; its memory: %.0f GB/s", gen,
-            width, in, out, 2 * on);
-        if (is_slow)
-            finding_remedy(found, 0,
-                           "the link allows %.0f GB/s: see whether others use it, and the "
-                           "slot and NUMA node of the card",
-                           full);
+        char remedy[160];
+        snprintf(remedy, sizeof remedy,
+                 "the link allows %.0f GB/s: see whether others use it, and the slot and NUMA node "
+                 "of the card",
+                 full);
+        finding_add(f, is_slow ? FOUND_TROUBLE : FOUND_OK, name, 0, is_slow ? remedy : NULL,
+                    "PCIe gen %u x%u: %.1f GB/s to the GPU, %.1f GB/s back; its memory: %.0f GB/s",
+                    gen, width, in, out, 2 * on);
     }
     cu->free(r.device);
     cu->free(r.other);
@@ -231,7 +229,7 @@ static void ask_device(findings *f, const cuda_driver *cu, const nvml *m, int i)
         m->pcie_width(device, &width);
         for (unsigned link = 0; link < 18; link++)
             n_links += m->nvlink(device, link, &is_active) == 0 && is_active != 0;
-        if (n_links > 0) findings_add(f, FOUND_OK, name, "%d NVLinks are up", n_links);
+        if (n_links > 0) FINDING(f, FOUND_OK, name, "%d NVLinks are up", n_links);
     }
     ask_bandwidth(f, cu, i, name, gen, width);
 }
@@ -254,12 +252,11 @@ static void ask_peers(findings *f, const cuda_driver *cu, int n) {
            cu->synchronize() == 0)
         n_copies++;
     double rate = (double)n_copies * COPY_BYTES / (double)(clock_ns() - start);
-    finding *found = findings_add(f, can != 0 ? FOUND_OK : FOUND_LACK, "peers",
-                                  "cuda:0 to cuda:1: %.1f GB/s, %s", rate,
-                                  can != 0 ? "directly" : "through memory of the host");
-    if (can == 0)
-        finding_remedy(found, 0,
-                       "direct access needs NVLink, or PCIe without IOMMU and ACS between them");
+    finding_add(f, can != 0 ? FOUND_OK : FOUND_LACK, "peers", 0,
+                can != 0 ? NULL
+                         : "direct access needs NVLink, or PCIe without IOMMU and ACS between them",
+                "cuda:0 to cuda:1: %.1f GB/s, %s", rate,
+                can != 0 ? "directly" : "through memory of the host");
     for (int i = 0; i < 2; i++) {
         if (context[i] == NULL) continue;
         cu->set_current(context[i]);
@@ -279,9 +276,9 @@ static void ask_cupti(findings *f) {
     uint64_t n_lost;
     if (cupti_start(&sink, true)) {
         (void)cupti_stop(&n_lost);
-        findings_add(f, FOUND_OK, "CUPTI", "records kernels: 'hstu profile' on a GPU");
+        FINDING(f, FOUND_OK, "CUPTI", "records kernels: 'hstu profile' on a GPU");
     } else {
-        findings_add(f, FOUND_LACK, "CUPTI", "'hstu profile' sees no kernels: %s", cupti_reason());
+        FINDING(f, FOUND_LACK, "CUPTI", "'hstu profile' sees no kernels: %s", cupti_reason());
     }
 }
 
@@ -298,15 +295,14 @@ static void ask_cublas(findings *f) {
         *(void **)&version = dlsym(library, "cublasLtGetVersion");
         size_t v = version != NULL ? version() : 0;
         if (version != NULL)
-            findings_add(f, FOUND_OK, name, "%zu.%zu.%zu: %s", v / 10000, v / 100 % 100, v % 100,
-                         adds);
+            FINDING(f, FOUND_OK, name, "%zu.%zu.%zu: %s", v / 10000, v / 100 % 100, v % 100, adds);
         dlclose(library);
         return;
     }
-    finding_remedy(
-        findings_add(f, FOUND_LACK, name, "not found; it adds %s", adds), 0,
-        "install NVIDIA's CUDA toolkit or 'pip install nvidia-cublas', or add its folder "
-        "to LD_LIBRARY_PATH");
+    finding_add(f, FOUND_LACK, name, 0,
+                "install NVIDIA's CUDA toolkit or 'pip install nvidia-cublas', or add its folder "
+                "to LD_LIBRARY_PATH",
+                "not found; it adds %s", adds);
 }
 
 /* Drivers run programs of their own CUDA version and older ones. */
@@ -315,17 +311,15 @@ static void ask_versions(findings *f, const cuda_driver *cu, const nvml *m) {
     char text[96] = "unknown";
     cu->version(&version);
     if (m != NULL) m->driver(text, sizeof text);
-    finding *found = findings_add(f, FOUND_OK, "driver", "%s, for programs of up to CUDA %d.%d",
-                                  text, version / 1000, version % 1000 / 10);
 #ifdef HSTU_HAS_CUDA
-    (void)found;
+    const char *remedy = NULL;
 #else
-    found->state = FOUND_LACK;
-    finding_remedy(found, 0,
-                   "this build is without CUDA: " DOCTOR_MAKE "put nvcc on PATH, then make");
+    const char *remedy = "this build is without CUDA: " DOCTOR_MAKE "put nvcc on PATH, then make";
 #endif
+    finding_add(f, remedy == NULL ? FOUND_OK : FOUND_LACK, "driver", 0, remedy,
+                "%s, for programs of up to CUDA %d.%d", text, version / 1000, version % 1000 / 10);
     if (file_exists("/tmp/nvidia-mps/control"))
-        findings_add(f, FOUND_OK, "MPS", "runs: processes share the GPU");
+        FINDING(f, FOUND_OK, "MPS", "runs: processes share the GPU");
 }
 
 void doctor_ask_gpus(findings *f) {
@@ -337,10 +331,10 @@ void doctor_ask_gpus(findings *f) {
     bool has_device = file_exists("/dev/nvidia0");
     if (!load_driver(&cu, &why)) {
         if (has_device)
-            finding_remedy(
-                findings_add(f, FOUND_TROUBLE, "driver", "/dev/nvidia0 is there, but %s", why), 0,
-                "install the driver's libraries of the same version; in a container use "
-                "--gpus all (NVIDIA container toolkit)");
+            finding_add(f, FOUND_TROUBLE, "driver", 0,
+                        "install the driver's libraries of the same version; in a container use "
+                        "--gpus all (NVIDIA container toolkit)",
+                        "/dev/nvidia0 is there, but %s", why);
         return;
     }
     bool has_nvml = load_nvml(&m);
@@ -348,9 +342,9 @@ void doctor_ask_gpus(findings *f) {
     if (error == 0) cu.count(&n);
     ask_versions(f, &cu, has_nvml ? &m : NULL);
     if (error != 0 || n == 0)
-        finding_remedy(
-            findings_add(f, FOUND_TROUBLE, "driver", "it gives no GPU (cuInit: error %d)", error),
-            0, "nvidia-smi says more; after an update of the driver, restart the machine");
+        finding_add(f, FOUND_TROUBLE, "driver", 0,
+                    "nvidia-smi says more; after an update of the driver, restart the machine",
+                    "it gives no GPU (cuInit: error %d)", error);
     for (int i = 0; i < n && i < 16; i++)
         ask_device(f, &cu, has_nvml ? &m : NULL, i);
     ask_peers(f, &cu, n);

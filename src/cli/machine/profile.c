@@ -178,19 +178,12 @@ static status put_gaps(const gpu_idle *g, const recorder *r, buf *out) {
 
 static status put_tiles(const profile *p, const gpu_idle *g, buf *out) {
     const recorder *r = &p->recorder;
-    char text[64];
     TRY(buf_text(out, "<div class=tiles>\n"));
-    TRY(page_tile(out, "device", p->device[0] != '\0' ? p->device : "none"));
-    snprintf(text, sizeof text, "%.3f s", (double)profile_recorded_ns(p) / 1e9);
-    TRY(page_tile(out, "recorded", text));
-    if (r->n_active > 0) {
-        snprintf(text, sizeof text, "%" PRId64, r->n_active);
-        TRY(page_tile(out, "steps", text));
-    }
-    if (g->span_ns > 0) {
-        snprintf(text, sizeof text, "%.1f %%", 100 * (double)g->busy_ns / (double)g->span_ns);
-        TRY(page_tile(out, "GPU busy", text));
-    }
+    TRY(page_tile(out, "device", "%s", p->device[0] != '\0' ? p->device : "none"));
+    TRY(page_tile(out, "recorded", "%.3f s", (double)profile_recorded_ns(p) / 1e9));
+    if (r->n_active > 0) TRY(page_tile(out, "steps", "%" PRId64, r->n_active));
+    if (g->span_ns > 0)
+        TRY(page_tile(out, "GPU busy", "%.1f %%", 100 * (double)g->busy_ns / (double)g->span_ns));
     return buf_text(out, "</div>\n");
 }
 

@@ -104,7 +104,6 @@ static status write_table(const report_data *d, buf *page) {
 static status write_page(const report_data *d, const char *from, buf *page) {
     curve curves[N_SEARCHES + 1];
     double flat_x[2] = {1, d->budget}, flat_y[2] = {d->out->optimum.ms, d->out->optimum.ms};
-    char text[64];
     int n = 0;
     for (int kind = 0; kind < N_SEARCHES; kind++)
         if (d->out->row[kind].has_run)
@@ -120,10 +119,8 @@ static status write_page(const report_data *d, const char *from, buf *page) {
     TRY(buf_printf(page, "<h1>Searches for a fusion plan: %s</h1>\n<p>Times: ", d->o->c->name));
     TRY(html_text(from != NULL ? from : "measured now", page));
     TRY(buf_text(page, "</p>\n<div class=tiles>\n"));
-    snprintf(text, sizeof text, "%d", d->out->optimum.value);
-    TRY(page_tile(page, "fastest plan", text));
-    snprintf(text, sizeof text, "%.4f ms", d->out->optimum.ms);
-    TRY(page_tile(page, "its time", text));
+    TRY(page_tile(page, "fastest plan", "%d", d->out->optimum.value));
+    TRY(page_tile(page, "its time", "%.4f ms", d->out->optimum.ms));
     TRY(buf_text(page, "</div>\n"));
     TRY(chart_write(&best, page));
     TRY(write_table(d, page));

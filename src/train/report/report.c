@@ -40,7 +40,12 @@ status page_close(buf *out) {
     return buf_text(out, "</body></html>\n");
 }
 
-status page_tile(buf *out, const char *name, const char *value) {
+status page_tile(buf *out, const char *name, const char *format, ...) {
+    char value[128];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
     TRY(buf_text(out, "<div class=tile><b>"));
     TRY(html_text(value, out));
     TRY(buf_text(out, "</b><span>"));
@@ -262,17 +267,13 @@ static int choose_metrics(const run_history *h, const char *names[MAX_CURVES]) {
 
 static status write_tiles(const run_history *h, buf *out) {
     const char *names[MAX_CURVES];
-    char text[64], name[64], speed[32];
+    char name[64], speed[32];
     int n = choose_metrics(h, names);
     TRY(buf_text(out, "<div class=tiles>\n"));
-    snprintf(text, sizeof text, "%.0f", h->n > 0 ? history_last(h->epoch, h->n) : 0);
-    TRY(page_tile(out, "epochs", text));
-    if (isfinite(h->best_x)) {
-        snprintf(text, sizeof text, "%.0f", h->best_x);
-        TRY(page_tile(out, h->is_by_step ? "best step" : "best epoch", text));
-    }
-    snprintf(text, sizeof text, "%.4f", history_last(h->loss, h->n));
-    TRY(page_tile(out, "loss", text));
+    TRY(page_tile(out, "epochs", "%.0f", h->n > 0 ? history_last(h->epoch, h->n) : 0));
+    if (isfinite(h->best_x))
+        TRY(page_tile(out, h->is_by_step ? "best step" : "best epoch", "%.0f", h->best_x));
+    TRY(page_tile(out, "loss", "%.4f", history_last(h->loss, h->n)));
     for (int i = 0; i < n; i++) {
         /* With validation the figure that counts is that of the test part, at the end. */
         double at_end = history_number(h->done, names[i]);
@@ -280,12 +281,11 @@ static status write_tiles(const run_history *h, buf *out) {
             isfinite(at_end) ? at_end : history_last(run_history_values(h, names[i]), h->n);
         const char *part = isfinite(at_end) ? history_text(h->done, "part") : h->part;
         if (!isfinite(value)) continue;
-        snprintf(text, sizeof text, "%.4f", value);
         snprintf(name, sizeof name, "%s%s%s", names[i], part[0] != '\0' ? ", " : "", part);
-        TRY(page_tile(out, name, text));
+        TRY(page_tile(out, name, "%.4f", value));
     }
     human_count(speed, sizeof speed, history_last(h->tokens_per_s, h->n));
-    TRY(page_tile(out, "tokens/s", speed));
+    TRY(page_tile(out, "tokens/s", "%s", speed));
     return buf_text(out, "</div>\n");
 }
 

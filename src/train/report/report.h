@@ -18,8 +18,8 @@ status report_write(const char *run);
 status page_open(buf *out, const char *title);
 status page_close(buf *out);
 
-/* A figure with its name, inside <div class=tiles>. */
-status page_tile(buf *out, const char *name, const char *value);
+/* A figure, formatted, with its name, inside <div class=tiles>. */
+status page_tile(buf *out, const char *name, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* <tag>4.2500</tag>; empty where the value is not finite. */
 status page_number(buf *out, double value, const char *tag, const char *format);
