@@ -327,9 +327,17 @@ static size_t skip_subtree(const parquet_file *f, size_t at, uint32_t *n_leaves)
 
 /* The tree must use every entry once. */
 static status check_schema(parquet_file *f) {
+    uint32_t leaf = 0;
+    size_t at = 1;
     if (f->n_elements == 0 || f->schema[0].type >= 0 ||
         skip_subtree(f, 0, &f->n_leaves) != f->n_elements)
         return fail(ERR_FORMAT, "the schema is not a tree of %zu entries", f->n_elements);
+    TRY(MEM_NEW(&f->column, f->schema[0].n_children));
+    for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
+        f->column[i] = &f->schema[at];
+        f->schema[at].first_leaf = leaf;
+        at = skip_subtree(f, at, &leaf);
+    }
     return OK;
 }
 
@@ -422,18 +430,10 @@ status parquet_file_open(parquet_file *f, const char *path) {
     return st == ERR_NOMEM ? st : fail_prefix(st, "%s", path);
 }
 
-/* Frees the footer and the schema; the file stays open for pages. */
-static void parquet_file_forget(parquet_file *f) {
-    MEM_FREE(f->footer, f->schema);
-    f->footer = NULL;
-    f->schema = NULL;
-    f->n_elements = f->element_capacity = 0;
-}
-
 void parquet_file_close(parquet_file *f) {
-    parquet_file_forget(f);
+    MEM_FREE(f->footer, f->schema, f->column);
     if (f->fd >= 0) close(f->fd);
-    f->fd = -1;
+    *f = (parquet_file){.path = f->path, .fd = -1};
 }
 
 /* Calls for a primitive: the leaf of a column, whatever is around it. */
@@ -462,8 +462,8 @@ static status set_leaf(const schema_element *e, parquet_column *c) {
 
 /* A list: a group that says so, with one repeated entry in it, which is the element or (three
  * levels, the usual form) a group with the element alone. */
-static status set_list(const parquet_file *f, size_t at, parquet_column *c) {
-    const schema_element *list = &f->schema[at], *repeated = list + 1, *element = repeated;
+static status set_list(const schema_element *list, parquet_column *c) {
+    const schema_element *repeated = list + 1, *element = repeated;
     if (list->n_children != 1 || repeated->repetition != REPEATED || list->repetition == REPEATED)
         return fail(ERR_FORMAT, "the schema of the list is not one");
     c->max_repeat = 1;
@@ -480,10 +480,9 @@ static status set_list(const parquet_file *f, size_t at, parquet_column *c) {
     return set_leaf(element, c);
 }
 
-static status set_column(const parquet_file *f, size_t at, parquet_column *c) {
-    const schema_element *e = &f->schema[at];
+static status set_column(const schema_element *e, parquet_column *c) {
     if (e->is_map) return fail(ERR_UNSUPPORTED, "maps are not read; give plain columns or lists");
-    if (e->is_list && e->type < 0) return set_list(f, at, c);
+    if (e->is_list && e->type < 0) return set_list(e, c);
     if (e->type < 0)
         return fail(ERR_UNSUPPORTED,
                     "structs are not read; give its fields as columns of their own");
@@ -510,46 +509,34 @@ static bool is_wanted(const schema_element *e, uint32_t number, const char *want
 
 status parquet_find_column(const parquet_file *f, const char *wanted, parquet_column *out,
                            bool *is_found) {
+    char text[64];
     *is_found = false;
     for (int pass = 0; pass < 3; pass++) {
-        uint32_t leaf = 0;
-        size_t at = 1;
-        for (uint32_t i = 1; i <= f->schema[0].n_children; i++) {
-            if (is_wanted(&f->schema[at], i, wanted, pass)) {
-                char text[64];
-                *is_found = true;
-                *out = (parquet_column){.leaf = leaf};
-                snprintf(out->name, sizeof out->name, "%s",
-                         escape_excerpt(text, f->schema[at].name.at, f->schema[at].name.n));
-                status st = set_column(f, at, out);
-                return st == OK ? OK : fail_prefix(st, "%s: column '%s'", f->path, out->name);
-            }
-            at = skip_subtree(f, at, &leaf);
+        for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
+            const schema_element *e = f->column[i];
+            if (!is_wanted(e, i + 1, wanted, pass)) continue;
+            *is_found = true;
+            *out = (parquet_column){.leaf = e->first_leaf};
+            snprintf(out->name, sizeof out->name, "%s",
+                     escape_excerpt(text, e->name.at, e->name.n));
+            status st = set_column(e, out);
+            return st == OK ? OK : fail_prefix(st, "%s: column '%s'", f->path, out->name);
         }
     }
     return OK;
 }
 
 void parquet_list_names(const parquet_file *f, char *out, size_t size) {
-    uint32_t leaf = 0;
-    size_t at = 1;
     out[0] = '\0';
-    for (uint32_t i = 0; i < f->schema[0].n_children; i++) {
-        escape_list_add(out, size, f->schema[at].name.at, f->schema[at].name.n);
-        at = skip_subtree(f, at, &leaf);
-    }
+    for (uint32_t i = 0; i < f->schema[0].n_children; i++)
+        escape_list_add(out, size, f->column[i]->name.at, f->column[i]->name.n);
 }
 
 status parquet_get_names(const parquet_file *f, arena *memory, const char ***out, int *n) {
-    uint32_t leaf = 0;
-    size_t at = 1;
     *n = (int)f->schema[0].n_children;
     TRY(ARENA_NEW(memory, out, (size_t)*n));
-    for (int i = 0; i < *n; i++) {
-        const schema_element *e = &f->schema[at];
-        TRY(arena_copy_text(memory, e->name.at, e->name.n, &(*out)[i]));
-        at = skip_subtree(f, at, &leaf);
-    }
+    for (int i = 0; i < *n; i++)
+        TRY(arena_copy_text(memory, f->column[i]->name.at, f->column[i]->name.n, &(*out)[i]));
     return OK;
 }
 

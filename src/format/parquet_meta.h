@@ -134,6 +134,7 @@ typedef struct schema_element {
     uint32_t n_children;
     int32_t type;        /* parquet_type; -1: a group */
     int32_t fixed_bytes; /* of PARQUET_FIXED */
+    uint32_t first_leaf; /* of a top-level column */
     uint8_t repetition;  /* required, optional, repeated */
     bool is_list, is_map;
     bool is_local; /* a timestamp that is not in UTC */
@@ -148,6 +149,7 @@ typedef struct parquet_file {
     size_t footer_bytes;
     schema_element *schema; /* (n_elements), views of the footer */
     size_t n_elements, element_capacity;
+    const schema_element **column; /* (schema[0].n_children): the top-level ones */
     uint32_t n_leaves;
     int64_t n_rows;
     bool is_encrypted;

@@ -241,10 +241,12 @@ static status put_buf(zip_writer *w, buf *b) {
     return st;
 }
 
-/* Little-endian numbers of a zip header. */
-static void put_number(buf *b, status *st, uint64_t value, int n_bytes) {
-    if (*st == OK) *st = buf_little(b, value, n_bytes);
+/* Little-endian numbers of a zip header; `bytes` has the digit of each one's length. */
+static void put_numbers(buf *b, status *st, const char *bytes, const uint64_t *value) {
+    for (; *bytes != '\0' && *st == OK; bytes++, value++)
+        *st = buf_little(b, *value, *bytes - '0');
 }
+#define PUT(b, st, bytes, ...) put_numbers(b, st, bytes, (const uint64_t[]){__VA_ARGS__})
 
 static uint64_t capped(uint64_t value) {
     return value < ZIP32_MAX ? value : ZIP32_MAX;
@@ -253,16 +255,11 @@ static uint64_t capped(uint64_t value) {
 /* What local and central headers share, from the version that is needed to the lengths of name and
  * extra field. */
 static void common_header(buf *b, status *st, const member *m, int extra_bytes) {
-    put_number(b, st, 45, 2); /* the version that knows zip64 */
-    put_number(b, st, 0, 2);  /* flags */
-    put_number(b, st, 0, 2);  /* stored */
-    put_number(b, st, 0, 2);  /* time, and the first day there is: the same bytes in every run */
-    put_number(b, st, 0x0021, 2);
-    put_number(b, st, m->crc, 4);
-    put_number(b, st, capped(m->n_bytes), 4);
-    put_number(b, st, capped(m->n_bytes), 4);
-    put_number(b, st, strlen(m->name), 2);
-    put_number(b, st, (uint64_t)extra_bytes, 2);
+    /* The version that knows zip64; flags; stored; time, and the first day there is: the same bytes
+     * in every run. */
+    PUT(b, st, "22222", 45, 0, 0, 0, 0x0021);
+    PUT(b, st, "44422", m->crc, capped(m->n_bytes), capped(m->n_bytes), strlen(m->name),
+        (uint64_t)extra_bytes);
 }
 
 /* The extra field with what does not fit 32 bits: sizes, and in the central directory the offset.
@@ -275,11 +272,9 @@ static int zip64_bytes(const member *m, bool is_central) {
 static void put_zip64(buf *b, status *st, const member *m, bool is_central) {
     int n = zip64_bytes(m, is_central);
     if (n == 0) return;
-    put_number(b, st, 1, 2);
-    put_number(b, st, (uint64_t)(n - EXTRA_BYTES), 2);
-    if (m->n_bytes >= ZIP32_MAX) put_number(b, st, m->n_bytes, 8);
-    if (m->n_bytes >= ZIP32_MAX) put_number(b, st, m->n_bytes, 8);
-    if (is_central && m->offset >= ZIP32_MAX) put_number(b, st, m->offset, 8);
+    PUT(b, st, "22", 1, (uint64_t)(n - EXTRA_BYTES));
+    if (m->n_bytes >= ZIP32_MAX) PUT(b, st, "88", m->n_bytes, m->n_bytes);
+    if (is_central && m->offset >= ZIP32_MAX) PUT(b, st, "8", m->offset);
 }
 
 /* The extra field that moves the content to a multiple of `align`, under the id that torch uses. */
@@ -291,16 +286,15 @@ static int pad_bytes(const member *m, size_t align) {
 
 static void put_pad(buf *b, status *st, const member *m) {
     if (m->pad == 0) return;
-    put_number(b, st, 'F' | 'B' << 8, 2);
-    put_number(b, st, (uint64_t)(m->pad - EXTRA_BYTES), 2);
+    PUT(b, st, "22", 'F' | 'B' << 8, (uint64_t)(m->pad - EXTRA_BYTES));
     for (int i = EXTRA_BYTES; i < m->pad; i++)
-        put_number(b, st, 'Z', 1);
+        PUT(b, st, "1", 'Z');
 }
 
 static status local_header(zip_writer *w, const member *m) {
     buf b = {0};
     status st = OK;
-    put_number(&b, &st, 0x04034b50, 4);
+    PUT(&b, &st, "4", LOCAL);
     common_header(&b, &st, m, zip64_bytes(m, false) + m->pad);
     if (st == OK) st = buf_text(&b, m->name);
     put_zip64(&b, &st, m, false);
@@ -348,14 +342,9 @@ status zip_end(zip_writer *w) {
 
 static status central_header(buf *b, const member *m) {
     status st = OK;
-    put_number(b, &st, 0x02014b50, 4);
-    put_number(b, &st, 45, 2); /* made by */
+    PUT(b, &st, "42", CENTRAL, 45); /* made by this version */
     common_header(b, &st, m, zip64_bytes(m, true));
-    put_number(b, &st, 0, 2); /* comment */
-    put_number(b, &st, 0, 2); /* disk */
-    put_number(b, &st, 0, 2); /* attributes */
-    put_number(b, &st, 0, 4);
-    put_number(b, &st, capped(m->offset), 4);
+    PUT(b, &st, "22244", 0, 0, 0, 0, capped(m->offset)); /* comment, disk, attributes */
     if (st == OK) st = buf_text(b, m->name);
     put_zip64(b, &st, m, true);
     return st;
@@ -364,20 +353,8 @@ static status central_header(buf *b, const member *m) {
 /* The zip64 end record, and where it is; read where the directory is beyond 4 GiB, or where there
  * are more members than 16 bits count. */
 static void zip64_end(buf *b, status *st, const zip_writer *w, uint64_t first, uint64_t n_bytes) {
-    put_number(b, st, 0x06064b50, 4);
-    put_number(b, st, 44, 8);
-    put_number(b, st, 45, 2);
-    put_number(b, st, 45, 2);
-    put_number(b, st, 0, 4);
-    put_number(b, st, 0, 4);
-    put_number(b, st, w->n, 8);
-    put_number(b, st, w->n, 8);
-    put_number(b, st, n_bytes, 8);
-    put_number(b, st, first, 8);
-    put_number(b, st, 0x07064b50, 4);
-    put_number(b, st, 0, 4);
-    put_number(b, st, first + n_bytes, 8);
-    put_number(b, st, 1, 4);
+    PUT(b, st, "4822448888", END64, 44, 45, 45, 0, 0, w->n, w->n, n_bytes, first);
+    PUT(b, st, "4484", LOCATOR, 0, first + n_bytes, 1);
 }
 
 static status directory(zip_writer *w, buf *b) {
@@ -386,14 +363,7 @@ static status directory(zip_writer *w, buf *b) {
         st = central_header(b, &w->members[i]);
     uint64_t first = w->at, n_bytes = b->n_bytes, n = w->n < UINT16_MAX ? w->n : UINT16_MAX;
     if (first >= ZIP32_MAX || n == UINT16_MAX) zip64_end(b, &st, w, first, n_bytes);
-    put_number(b, &st, 0x06054b50, 4);
-    put_number(b, &st, 0, 2);
-    put_number(b, &st, 0, 2);
-    put_number(b, &st, n, 2);
-    put_number(b, &st, n, 2);
-    put_number(b, &st, capped(n_bytes), 4);
-    put_number(b, &st, capped(first), 4);
-    put_number(b, &st, 0, 2);
+    PUT(b, &st, "42222442", END, 0, 0, n, n, capped(n_bytes), capped(first), 0);
     return st;
 }
 
