@@ -4,6 +4,7 @@
 
 /* A word of a hostile text; places in it are int32_t. */
 enum { MAX_WORD_BYTES = 1 << 28, JSON_MAX_BYTES = 64 << 20 };
+enum { MAX_WORD_CHARS = 100 }; /* of WordPiece */
 
 typedef struct merge {
     uint32_t rank;
@@ -11,11 +12,13 @@ typedef struct merge {
 } merge;
 
 struct subwords {
-    bool is_unigram, fuses_unknown;
+    enum { MODEL_BPE, MODEL_UNIGRAM, MODEL_PIECES } kind;
+    bool fuses_unknown;
     text_map pieces;
     int32_t *id;     /* (pieces.n) */
     int32_t unknown; /* id; -1: characters without a piece are left out */
     uint32_t n;
+    size_t longest; /* WordPiece: bytes of a piece */
 
     /* BPE */
     map pairs;    /* of ids: first << 32 | second */
@@ -201,7 +204,6 @@ static status read_unigram(subwords *s, const char *path, const json_value *mode
     const json_value *unknown = subwords_member(model, "unk_id", JSON_NUMBER);
     size_t n_bytes = 0;
     int32_t id = 0;
-    s->is_unigram = true;
     TRY(subwords_allow(path, model, "type unk_id vocab ?byte_fallback"));
     if (vocab == NULL) return subwords_damaged(path, "vocab");
     if (unknown == NULL || !unknown->is_integer || unknown->integer < 0 ||
@@ -225,20 +227,83 @@ static status read_unigram(subwords *s, const char *path, const json_value *mode
     return OK;
 }
 
+/* WordPiece as BERT has it. */
+static status read_pieces(subwords *s, const char *path, const json_value *model) {
+    const json_value *vocab = subwords_member(model, "vocab", JSON_OBJECT);
+    const json_value *most = json_member(model, "max_input_chars_per_word");
+    map ids = {0};
+    if (strcmp(subwords_text(model, "unk_token"), "[UNK]") != 0 || vocab == NULL ||
+        strcmp(subwords_text(model, "continuing_subword_prefix"), "##") != 0 ||
+        (most != NULL && (!most->is_integer || most->integer != MAX_WORD_CHARS)))
+        return fail(ERR_UNSUPPORTED, "%s: a WordPiece other than BERT's is not supported", path);
+    for (const json_value *v = vocab->first; v != NULL; v = v->next)
+        if (strlen(v->key) > s->longest) s->longest = strlen(v->key);
+    status st = read_ids(s, path, vocab, &ids);
+    map_fini(&ids);
+    return st;
+}
+
+/* Pieces are numbered by their lines; of two equal ones the later counts, as in a Python dict. */
+static status read_lines(subwords *s, const char *at, size_t n) {
+    const char *end = at + n;
+    size_t n_lines = 1;
+    for (size_t i = 0; i < n; i++)
+        n_lines += at[i] == '\n';
+    TRY(reserve_pieces(s, n_lines, n));
+    for (int32_t id = 0; at < end; id++) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        if (stop == NULL) stop = end;
+        size_t length = (size_t)(stop - at);
+        if (length > 0 && at[length - 1] == '\r') length--;
+        s->id[text_map_put(&s->pieces, at, length)] = id;
+        if (length > s->longest) s->longest = length;
+        at = stop + 1;
+    }
+    return OK;
+}
+
+static status create(subwords **out, int kind) {
+    TRY(MEM_NEW(out, 1));
+    (*out)->kind = kind;
+    (*out)->unknown = -1;
+    text_map_init(&(*out)->pieces, 0);
+    return OK;
+}
+
+/* WordPiece needs these: *out becomes s where st is OK. */
+static status finish_pieces(subwords **out, subwords *s, const char *path, status st) {
+    static const char *const names[] = {"[UNK]", "[CLS]", "[SEP]"};
+    for (size_t i = 0; st == OK && i < sizeof names / sizeof *names; i++)
+        if (subwords_find(s, names[i], strlen(names[i])) < 0)
+            st = fail(ERR_FORMAT, "%s: has no %s: not the vocabulary of a BERT tokenizer", path,
+                      names[i]);
+    if (st == OK) s->unknown = subwords_find(s, names[0], strlen(names[0]));
+    return CREATED(st, out, s, subwords_destroy);
+}
+
+status subwords_of_lines(subwords **out, const char *path, const char *text, size_t n) {
+    subwords *s;
+    *out = NULL;
+    TRY(create(&s, MODEL_PIECES));
+    return finish_pieces(out, s, path, read_lines(s, text, n));
+}
+
 status subwords_create(subwords **out, const char *path, const json_value *model) {
-    const json_value *type = subwords_member(model, "type", JSON_STRING);
-    const char *name = type != NULL ? type->string : "";
-    bool is_bpe = strcmp(name, "BPE") == 0;
+    static const char *const names[] = {"BPE", "Unigram", "WordPiece"};
+    const char *name = subwords_text(model, "type");
+    int kind = 0;
     subwords *s = NULL;
     *out = NULL;
-    if (!is_bpe && strcmp(name, "Unigram") != 0)
-        return fail(ERR_UNSUPPORTED, "%s: the model '%.40s' is not supported; BPE and Unigram are",
-                    path, name);
-    TRY(check_off(path, model));
-    TRY(MEM_NEW(&s, 1));
-    s->unknown = -1;
-    text_map_init(&s->pieces, 0);
-    status st = is_bpe ? read_bpe(s, path, model) : read_unigram(s, path, model);
+    while (kind <= MODEL_PIECES && strcmp(name, names[kind]) != 0)
+        kind++;
+    if (kind > MODEL_PIECES)
+        return fail(ERR_UNSUPPORTED,
+                    "%s: the model '%.40s' is not supported; BPE, Unigram and WordPiece are", path,
+                    name);
+    if (kind != MODEL_PIECES) TRY(check_off(path, model));
+    TRY(create(&s, kind));
+    if (kind == MODEL_PIECES) return finish_pieces(out, s, path, read_pieces(s, path, model));
+    status st = kind == MODEL_BPE ? read_bpe(s, path, model) : read_unigram(s, path, model);
     return CREATED(st, out, s, subwords_destroy);
 }
 
@@ -398,8 +463,45 @@ static status split_unigram(const subwords *s, subword_room *r, const char *word
     return OK;
 }
 
+/* The longest piece at the start of a word's rest; starts[k] is the byte at which character k
+ * begins, starts[n] the end.  *end: the character after it.  -1: there is none. */
+static int32_t longest_piece(const subwords *s, const char *word, const size_t *starts, int first,
+                             int n, int *end) {
+    char text[2 + 4 * MAX_WORD_CHARS];
+    size_t prefix = first > 0 ? 2 : 0, n_bytes = starts[n] - starts[first];
+    memcpy(text, "##", 2);
+    memcpy(text + prefix, word + starts[first], n_bytes);
+    for (*end = n; *end > first; --*end) {
+        size_t length = prefix + starts[*end] - starts[first];
+        int32_t id = length <= s->longest ? subwords_find(s, text, length) : -1;
+        if (id >= 0) return id;
+    }
+    return -1;
+}
+
+static status split_pieces(const subwords *s, const char *word, size_t n, word_ids *to) {
+    size_t starts[MAX_WORD_CHARS + 1], before = to->n;
+    int n_chars = 0;
+    for (size_t at = 0; at < n; at += (size_t)utf8_length(word + at, n - at)) {
+        if (n_chars == MAX_WORD_CHARS) return word_ids_append(to, s->unknown);
+        starts[n_chars++] = at;
+    }
+    starts[n_chars] = n;
+    for (int first = 0, end; first < n_chars; first = end) {
+        int32_t id = longest_piece(s, word, starts, first, n_chars, &end);
+        if (id < 0) {
+            to->n = before;
+            return word_ids_append(to, s->unknown);
+        }
+        TRY(word_ids_append(to, id));
+    }
+    return OK;
+}
+
 status subwords_split(const subwords *s, subword_room *r, const char *word, size_t n,
                       word_ids *to) {
     if (n > MAX_WORD_BYTES) return fail(ERR_FORMAT, "a word of %zu bytes is too long", n);
-    return s->is_unigram ? split_unigram(s, r, word, n, to) : split_bpe(s, r, word, n, to);
+    if (s->kind == MODEL_PIECES) return split_pieces(s, word, n, to);
+    return s->kind == MODEL_UNIGRAM ? split_unigram(s, r, word, n, to)
+                                    : split_bpe(s, r, word, n, to);
 }

@@ -1,6 +1,8 @@
 /* The models of a tokenizer.json that split words into pieces of a vocabulary: byte pair encoding
- * (BPE: neighbours are merged, the pair of the lowest rank first) and Unigram (the pieces whose
- * scores have the largest sum).  Both give the ids of the package `tokenizers`.  Reading is for any
+ * (BPE: neighbours are merged, the pair of the lowest rank first), Unigram (the pieces whose scores
+ * have the largest sum) and WordPiece (the longest piece that begins a word, then the longest
+ * "##..." that goes on, and so forth; a word that has no such pieces, or more than 100 characters,
+ * is [UNK]).  All give the ids of the package `tokenizers`.  Reading is for any
  * number of threads, each with its own room. */
 #pragma once
 
@@ -12,6 +14,9 @@ typedef struct subwords subwords;
 /* Reads the member "model" of a tokenizer.json; `path` appears in messages.  ERR_UNSUPPORTED names
  * an option that we do not have, ERR_FORMAT what is wrong. */
 status subwords_create(subwords **out, const char *path, const json_value *model);
+
+/* WordPiece of the text of a vocab.txt, one piece a line. */
+status subwords_of_lines(subwords **out, const char *path, const char *text, size_t n);
 void subwords_destroy(subwords *s); /* NULL is fine */
 
 uint32_t subwords_n(const subwords *s);                               /* pieces */

@@ -3,7 +3,7 @@
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 
-enum { MAX_STEPS = 8, MAX_ADDED = 4096 };
+enum { MAX_STEPS = 8, MAX_ADDED = 4096, VOCAB_MAX_BYTES = 256 << 20 };
 enum { MAX_TEXT = 1024 }; /* of an added token, or what a normalizer inserts */
 
 /* No normalizer of the supported families makes a text so many times longer. */
@@ -13,6 +13,7 @@ enum { MAX_GROWTH = 64 };
 enum { STEP_CHARSMAP, STEP_REPLACE, STEP_SPACES, STEP_LOWER, STEP_STRIP };
 enum { STEP_WHITESPACE = STEP_STRIP + 1, STEP_METASPACE, STEP_BYTES };
 enum { STEP_ROBERTA = STEP_BYTES + 1, STEP_TEMPLATE };
+enum { STEP_BERT = STEP_TEMPLATE + 1 }; /* both its normalizer and its pre-tokenizer */
 typedef struct step {
     int kind;
     bool has_left, has_right; /* strip */
@@ -20,6 +21,7 @@ typedef struct step {
     const char *from, *to;    /* replace (spaces: two and more); metaspace: for a space */
     size_t n_from, n_to;
     charsmap map;
+    word_piece_options bert;
 } step;
 
 /* A token that is found in the text before the model sees it. */
@@ -31,7 +33,6 @@ typedef struct added_token {
 } added_token;
 
 struct tokenizer {
-    word_pieces *pieces; /* WordPiece; else NULL, and all of these */
     subwords *model;
     uint8_t *classes;
     arena memory; /* texts */
@@ -40,6 +41,7 @@ struct tokenizer {
     added_token *added;
     size_t n_added;
     bool begins_added[2][256]; /* by is_normal: whether an added token begins with a byte */
+    bool has_normal;           /* whether any is_normal */
     token_layout single, pair;
 };
 
@@ -102,7 +104,9 @@ static status normalise(const tokenizer *t, buf room[2], const char **out, size_
         const step *p = &t->normal[i];
         buf *to = &room[i % 2];
         buf_clear(to);
-        if (p->kind == STEP_CHARSMAP) {
+        if (p->kind == STEP_BERT) {
+            TRY(word_text_clean(&p->bert, text, *n, to));
+        } else if (p->kind == STEP_CHARSMAP) {
             TRY(charsmap_apply(&p->map, t->classes, text, *n, to));
         } else if (p->kind == STEP_LOWER) {
             TRY(word_text_lower(text, *n, to));
@@ -199,11 +203,20 @@ static status part_whitespace(splitter *s, size_t i, const char *text, size_t n)
     return split_part(s, i + 1, text + begin, n - begin);
 }
 
+static status part_bert(splitter *s, size_t i, const char *text, size_t n) {
+    for (size_t at = 0, begin; at < n;) {
+        at = word_text_next(text, n, at, &begin);
+        TRY(split_part(s, i + 1, text + begin, at - begin));
+    }
+    return OK;
+}
+
 /* Pre-tokenizers from number i on, then the model. */
 static status split_part(splitter *s, size_t i, const char *text, size_t n) {
     if (n == 0) return OK;
     if (i == s->t->n_parts) return subwords_split(s->t->model, &s->words, text, n, s->to);
     int kind = s->t->part[i].kind;
+    if (kind == STEP_BERT) return part_bert(s, i, text, n);
     if (kind == STEP_BYTES) return part_bytes(s, i, text, n);
     return kind == STEP_METASPACE ? part_metaspace(s, i, text, n) : part_whitespace(s, i, text, n);
 }
@@ -229,7 +242,7 @@ static status split_rest(splitter *s, bool is_normal, const char *text, size_t n
     if (n == 0) return OK;
     if (is_normal) return split_part(s, 0, text, n);
     TRY(normalise(s->t, s->normal, &text, &n));
-    return split_added(s, true, text, n);
+    return s->t->has_normal ? split_added(s, true, text, n) : split_part(s, 0, text, n);
 }
 
 static status split_added(splitter *s, bool is_normal, const char *text, size_t n) {
@@ -252,10 +265,13 @@ static status split_added(splitter *s, bool is_normal, const char *text, size_t 
     return n > begin ? split_rest(s, is_normal, text + begin, n - begin) : OK;
 }
 
+static bool is_bert(const tokenizer *t) {
+    return t->n_normal == 1 && t->normal[0].kind == STEP_BERT;
+}
+
 status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids *to) {
     splitter s = {.t = t, .to = to};
-    if (t->pieces != NULL) return word_pieces_split(t->pieces, text, n, to);
-    if (!utf8_is_valid(text, n)) return fail(ERR_FORMAT, "the text is not UTF-8");
+    if (!is_bert(t) && !utf8_is_valid(text, n)) return fail(ERR_FORMAT, "the text is not UTF-8");
     status st = split_added(&s, false, text, n);
     subword_room_fini(&s.words);
     for (size_t i = 0; i < MAX_STEPS; i++)
@@ -266,8 +282,8 @@ status tokenizer_split(const tokenizer *t, const char *text, size_t n, word_ids 
 }
 
 status tokenizer_lower(tokenizer *t) {
-    if (t->pieces != NULL) {
-        word_pieces_lower(t->pieces);
+    if (is_bert(t)) {
+        t->normal[0].bert.is_lower = true; /* accents stay */
         return OK;
     }
     if (t->n_normal == MAX_STEPS)
@@ -474,6 +490,7 @@ static status read_added(tokenizer *t, const char *path, const json_value *v, ad
     if (subwords_bool(v, "single_word", false))
         return fail(ERR_UNSUPPORTED, "%s: single_word of '%.40s' is not supported", path, to->text);
     to->is_normal = subwords_bool(v, "normalized", true);
+    t->has_normal |= to->is_normal;
     to->strips_left = subwords_bool(v, "lstrip", false);
     to->strips_right = subwords_bool(v, "rstrip", false);
     const char *text = to->text;
@@ -522,36 +539,41 @@ static status read_bert_normalizer(const char *path, const json_value *v, word_p
     return OK;
 }
 
-/* The pieces become the text of a vocab.txt. */
-static status read_pieces(tokenizer *t, const char *path, const json_value *root,
-                          const json_value *model, buf *text) {
-    const json_value *vocab = subwords_member(model, "vocab", JSON_OBJECT), *v;
-    const json_value *most = json_member(model, "max_input_chars_per_word");
+static const char *const SPECIAL[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+enum { UNK = 1, CLS, SEP, N_SPECIAL = 5 };
+
+static int32_t special(const tokenizer *t, int i) {
+    return subwords_find(t->model, SPECIAL[i], strlen(SPECIAL[i]));
+}
+
+/* BERT's steps, and those of its special tokens that the vocabulary has. */
+static status set_bert(tokenizer *t, const word_piece_options *o) {
+    t->normal[t->n_normal++] = t->part[t->n_parts++] = (step){.kind = STEP_BERT, .bert = *o};
+    TRY(MEM_NEW(&t->added, N_SPECIAL));
+    t->begins_added[false]['['] = true;
+    for (int i = 0; i < N_SPECIAL; i++)
+        if (special(t, i) >= 0)
+            t->added[t->n_added++] =
+                (added_token){.text = SPECIAL[i], .n = strlen(SPECIAL[i]), .id = special(t, i)};
+    return OK;
+}
+
+/* What a tokenizer.json has besides the model of WordPiece. */
+static status read_bert(tokenizer *t, const char *path, const json_value *root) {
     const json_value *part = json_member(root, "pre_tokenizer");
     const json_value *added = subwords_member(root, "added_tokens", JSON_ARRAY);
     word_piece_options o;
-    int64_t id = 0;
-    if (strcmp(subwords_text(part, "type"), "BertPreTokenizer") != 0 ||
-        strcmp(subwords_text(model, "unk_token"), "[UNK]") != 0 || vocab == NULL ||
-        strcmp(subwords_text(model, "continuing_subword_prefix"), "##") != 0 ||
-        (most != NULL && (!most->is_integer || most->integer != 100)))
+    if (strcmp(subwords_text(part, "type"), "BertPreTokenizer") != 0)
         return fail(ERR_UNSUPPORTED, "%s: a WordPiece other than BERT's is not supported", path);
     TRY(read_bert_normalizer(path, json_member(root, "normalizer"), &o));
-    for (v = vocab->first; v != NULL; v = v->next, id++) {
-        if (!v->is_integer || v->integer != id || strpbrk(v->key, "\r\n") != NULL)
-            return subwords_damaged(path, "the order of vocab");
-        TRY(buf_append(text, v->key, strlen(v->key)));
-        TRY(buf_char(text, '\n'));
-    }
-    TRY(word_pieces_create(&t->pieces, path, buf_str(text), text->n_bytes, &o));
-    for (v = added != NULL ? added->first : NULL; v != NULL; v = v->next) {
+    for (const json_value *v = added != NULL ? added->first : NULL; v != NULL; v = v->next) {
         const char *name = subwords_text(v, "content");
         if (subwords_among("[PAD] [UNK] [CLS] [SEP] [MASK]", name) == NULL ||
             subwords_bool(v, "lstrip", false) || subwords_bool(v, "rstrip", false))
             return fail(ERR_UNSUPPORTED, "%s: the added token '%.40s' is not supported", path,
                         name);
     }
-    return OK;
+    return set_bert(t, &o);
 }
 
 static status read_all(tokenizer *t, const char *path, const json_value *root) {
@@ -566,14 +588,11 @@ static status read_all(tokenizer *t, const char *path, const json_value *root) {
     TRY(subwords_allow(path, root,
                        "version truncation padding added_tokens normalizer pre_tokenizer "
                        "post_processor decoder model"));
+    TRY(subwords_create(&t->model, path, model));
     if (strcmp(subwords_text(model, "type"), "WordPiece") == 0) {
-        buf pieces = {0};
-        status st = read_pieces(t, path, root, model, &pieces);
-        buf_fini(&pieces);
-        if (st != OK) return st;
+        TRY(read_bert(t, path, root));
     } else {
         TRY(char_classes_create(&t->classes));
-        TRY(subwords_create(&t->model, path, model));
         TRY(read_steps(t, path, json_member(root, normal.member), &normal, t->normal,
                        &t->n_normal));
         TRY(read_steps(t, path, json_member(root, part.member), &part, t->part, &t->n_parts));
@@ -595,24 +614,24 @@ status tokenizer_parse(tokenizer **out, const char *path, const json_value *root
     return CREATED(st, out, t, tokenizer_destroy);
 }
 
-status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces) {
-    int32_t cls = word_pieces_cls(pieces), sep = word_pieces_sep(pieces);
-    status st = MEM_NEW(out, 1);
-    if (st != OK) {
-        word_pieces_destroy(pieces);
-        return st;
-    }
-    arena_init(&(*out)->memory, 1 << 14);
-    (*out)->pieces = pieces;
-    (*out)->single = (token_layout){{{cls, 0}, {SLOT_FIRST, 0}, {sep, 0}}, 3};
-    (*out)->pair =
-        (token_layout){{{cls, 0}, {SLOT_FIRST, 0}, {sep, 0}, {SLOT_SECOND, 1}, {sep, 1}}, 5};
+status tokenizer_of_lines(tokenizer **out, const char *path, const char *text, size_t n,
+                          const word_piece_options *o) {
+    tokenizer *t;
+    *out = NULL;
+    TRY(MEM_NEW(&t, 1));
+    arena_init(&t->memory, 1 << 14);
+    status st = subwords_of_lines(&t->model, path, text, n);
+    if (st == OK) st = set_bert(t, o);
+    if (st != OK) return CREATED(st, out, t, tokenizer_destroy);
+    token_slot cls = {special(t, CLS), 0}, sep = {special(t, SEP), 0}, last = {sep.id, 1};
+    t->single = (token_layout){{cls, {SLOT_FIRST, 0}, sep}, 3};
+    t->pair = (token_layout){{cls, {SLOT_FIRST, 0}, sep, {SLOT_SECOND, 1}, last}, 5};
+    *out = t;
     return OK;
 }
 
 void tokenizer_destroy(tokenizer *t) {
     if (t == NULL) return;
-    word_pieces_destroy(t->pieces);
     subwords_destroy(t->model);
     MEM_FREE(t->classes, t->added);
     arena_fini(&t->memory);
@@ -645,16 +664,23 @@ static status open_json(tokenizer **out, arena *a, const char *folder) {
     return st;
 }
 
+static status open_lines(tokenizer **out, const char *path, const char *folder) {
+    word_piece_options o;
+    char *text;
+    size_t n;
+    TRY(word_piece_options_read(&o, folder));
+    TRY(file_read_all(path, VOCAB_MAX_BYTES, &text, &n));
+    status st = tokenizer_of_lines(out, path, text, n, &o);
+    mem_free(text);
+    return st;
+}
+
 status tokenizer_open(tokenizer **out, const char *folder) {
     char path[FOLDER_PATH_BYTES];
-    word_pieces *pieces;
     arena a;
     *out = NULL;
     TRY(path_join(path, sizeof path, folder, "vocab.txt"));
-    if (file_exists(path)) {
-        TRY(word_pieces_open(&pieces, folder));
-        return tokenizer_of_pieces(out, pieces);
-    }
+    if (file_exists(path)) return open_lines(out, path, folder);
     arena_init(&a, 1 << 16);
     status st = open_json(out, &a, folder);
     arena_fini(&a);

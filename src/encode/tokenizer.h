@@ -1,8 +1,8 @@
 /* A tokenizer of a Hugging Face folder: text to the ids of a vocabulary, and the special tokens
  * around them.
  *
- * WordPiece (BERT, encode/word_pieces.h) is read from vocab.txt, or else from tokenizer.json, as
- * are byte-level BPE (RoBERTa, GPT-2) and Unigram (XLM-R, sentencepiece): added tokens are taken
+ * WordPiece (BERT) is read from vocab.txt and tokenizer_config.json, or else from tokenizer.json,
+ * as are byte-level BPE (RoBERTa, GPT-2) and Unigram (XLM-R, sentencepiece): added tokens are taken
  * whole, the rest is normalised, parted into words and split by the model, as the package
  * `tokenizers` does it.  A normalizer, pre-tokenizer or option that we do not have is refused by
  * its name.  Reading is for any number of threads. */
@@ -18,8 +18,9 @@ status tokenizer_open(tokenizer **out, const char *folder);
 /* Of the object of a tokenizer.json; `path` appears in messages. */
 status tokenizer_parse(tokenizer **out, const char *path, const json_value *root);
 
-/* Of word pieces, which it destroys in the end, and on failure. */
-status tokenizer_of_pieces(tokenizer **out, word_pieces *pieces);
+/* Of the text of a vocab.txt (subwords_of_lines), with BERT's special tokens. */
+status tokenizer_of_lines(tokenizer **out, const char *path, const char *text, size_t n,
+                          const word_piece_options *o);
 void tokenizer_destroy(tokenizer *t); /* NULL is fine */
 
 /* Appends the ids of a text, without special tokens around it.  ERR_FORMAT: it is not

@@ -1,95 +1,8 @@
 #include "encode/word_pieces.h"
 
-#include "base/map.h"
 #include "encode/charsmap.h"
 #include "encode/subwords.h"
 #include "encode/word_tables.h"
-
-enum { VOCAB_MAX_BYTES = 256 << 20, PATH_BYTES = 4096 };
-enum { MAX_WORD_CHARS = 100 };
-
-static const char *const SPECIAL[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
-enum { PAD, UNK, CLS, SEP, MASK, N_SPECIAL };
-
-struct word_pieces {
-    word_piece_options options;
-    text_map pieces;
-    int32_t *id;                /* (pieces.n) */
-    size_t longest;             /* bytes of a piece */
-    int32_t special[N_SPECIAL]; /* ids, -1: none */
-};
-
-static int32_t find(const word_pieces *p, const char *text, size_t n) {
-    uint32_t number = text_map_find(&p->pieces, text, n);
-    return number != TEXT_MAP_NONE ? p->id[number] : -1;
-}
-
-int32_t word_pieces_find(const word_pieces *p, const char *piece_text) {
-    return find(p, piece_text, strlen(piece_text));
-}
-
-int32_t word_pieces_cls(const word_pieces *p) {
-    return p->special[CLS];
-}
-
-int32_t word_pieces_sep(const word_pieces *p) {
-    return p->special[SEP];
-}
-
-static size_t count_lines(const char *text, size_t n) {
-    size_t lines = 1;
-    for (size_t i = 0; i < n; i++)
-        lines += text[i] == '\n';
-    return lines;
-}
-
-/* Pieces are numbered by their lines; of two equal ones the later counts, as in a Python dict. */
-static status add_lines(word_pieces *p, const char *at, size_t n) {
-    size_t n_lines = count_lines(at, n);
-    const char *end = at + n;
-    TRY(text_map_reserve(&p->pieces, n_lines, n));
-    TRY(MEM_NEW_RAW(&p->id, n_lines));
-    for (int32_t id = 0; at < end; id++) {
-        const char *stop = memchr(at, '\n', (size_t)(end - at));
-        if (stop == NULL) stop = end;
-        size_t length = (size_t)(stop - at);
-        if (length > 0 && at[length - 1] == '\r') length--;
-        p->id[text_map_put(&p->pieces, at, length)] = id;
-        if (length > p->longest) p->longest = length;
-        at = stop + 1;
-    }
-    return OK;
-}
-
-static status check_special(word_pieces *p, const char *path) {
-    for (int i = 0; i < N_SPECIAL; i++)
-        p->special[i] = word_pieces_find(p, SPECIAL[i]);
-    for (int i = UNK; i <= SEP; i++)
-        if (p->special[i] < 0)
-            return fail(ERR_FORMAT, "%s: has no %s: not the vocabulary of a BERT tokenizer", path,
-                        SPECIAL[i]);
-    return OK;
-}
-
-status word_pieces_create(word_pieces **out, const char *path, const char *vocabulary, size_t n,
-                          const word_piece_options *o) {
-    word_pieces *p = NULL;
-    *out = NULL;
-    if (n > VOCAB_MAX_BYTES)
-        return fail(ERR_FORMAT, "%s: %zu bytes are too many for a vocabulary", path, n);
-    TRY(MEM_NEW(&p, 1));
-    p->options = *o;
-    text_map_init(&p->pieces, 0);
-    status st = add_lines(p, vocabulary, n);
-    if (st == OK) st = check_special(p, path);
-    return CREATED(st, out, p, word_pieces_destroy);
-}
-
-void word_pieces_destroy(word_pieces *p) {
-    if (p == NULL) return;
-    text_map_fini(&p->pieces);
-    MEM_FREE(p->id, p);
-}
 
 status word_ids_append(word_ids *to, int32_t id) {
     TRY(MEM_RESERVE(&to->ids, &to->capacity, to->n + 1));
@@ -119,121 +32,43 @@ status word_text_lower(const char *text, size_t n, buf *to) {
     return OK;
 }
 
-void word_pieces_lower(word_pieces *p) {
-    p->options.is_lower = true;
-}
-
 /* One character of the text: cleaned, parted, without accents, in lower case; in this order. */
-static status normalise(const word_pieces *p, buf *to, uint32_t c) {
+static status clean(const word_piece_options *o, buf *to, uint32_t c) {
     uint32_t base[WORD_CHAR_MAX] = {c};
     int n = 1;
     bert_class class = word_char_class(c);
     if (class == BERT_CONTROL) return OK;
     if (class == BERT_SPACE) return buf_char(to, ' ');
-    if (c < 0x80) return put_lower(p->options.is_lower, to, c); /* ASCII has no accents */
-    bool is_chinese = p->options.parts_chinese && class == BERT_CHINESE;
+    if (c < 0x80) return put_lower(o->is_lower, to, c); /* ASCII has no accents */
+    bool is_chinese = o->parts_chinese && class == BERT_CHINESE;
     if (is_chinese) TRY(buf_char(to, ' '));
-    if (p->options.strips_accents) n = word_char_strip(c, base);
+    if (o->strips_accents) n = word_char_strip(c, base);
     for (int i = 0; i < n; i++)
-        TRY(put_lower(p->options.is_lower, to, base[i]));
+        TRY(put_lower(o->is_lower, to, base[i]));
     return is_chinese ? buf_char(to, ' ') : OK;
 }
 
-/* The longest piece at the start of a word's rest; starts[k] is the byte at which character k
- * begins, starts[n] the end.  *end: the character after it.  -1: there is none. */
-static int32_t longest_piece(const word_pieces *p, const char *word, const size_t *starts,
-                             int first, int n, int *end) {
-    char text[2 + 4 * MAX_WORD_CHARS];
-    size_t prefix = first > 0 ? 2 : 0, n_bytes = starts[n] - starts[first];
-    memcpy(text, "##", 2);
-    memcpy(text + prefix, word + starts[first], n_bytes);
-    for (*end = n; *end > first; --*end) {
-        size_t length = prefix + starts[*end] - starts[first];
-        int32_t id = length <= p->longest ? find(p, text, length) : -1;
-        if (id >= 0) return id;
-    }
-    return -1;
-}
-
-/* The pieces of a word of n bytes, or [UNK] where some part of it has none. */
-static status split_word(const word_pieces *p, const char *word, size_t n, word_ids *to) {
-    size_t starts[MAX_WORD_CHARS + 1], before = to->n;
-    int n_chars = 0;
-    for (size_t at = 0; at < n; at += (size_t)utf8_length(word + at, n - at)) {
-        if (n_chars == MAX_WORD_CHARS) return word_ids_append(to, p->special[UNK]);
-        starts[n_chars++] = at;
-    }
-    starts[n_chars] = n;
-    for (int first = 0, end; first < n_chars; first = end) {
-        int32_t id = longest_piece(p, word, starts, first, n_chars, &end);
-        if (id < 0) {
-            to->n = before;
-            return word_ids_append(to, p->special[UNK]);
-        }
-        TRY(word_ids_append(to, id));
+status word_text_clean(const word_piece_options *o, const char *text, size_t n, buf *to) {
+    for (size_t at = 0; at < n;) {
+        int length = utf8_length(text + at, n - at);
+        if (length > 0) TRY(clean(o, to, utf8_decode(text + at, length)));
+        at += length > 0 ? (size_t)length : 1;
     }
     return OK;
 }
 
-/* Words of a normalised text: parted by spaces and by punctuation, which is a word itself. */
-static status split_words(const word_pieces *p, const char *text, size_t n, word_ids *to) {
-    size_t begin = 0;
-    for (size_t at = 0; at < n;) {
+size_t word_text_next(const char *text, size_t n, size_t at, size_t *begin) {
+    while (at < n && text[at] == ' ')
+        at++;
+    *begin = at;
+    while (at < n && text[at] != ' ') {
         int length = utf8_length(text + at, n - at);
-        uint32_t c = utf8_decode(text + at, length);
-        bool is_space = c == ' ', is_mark = word_char_class(c) == BERT_PUNCTUATION;
-        size_t next = at + (size_t)length;
-        if (is_space || is_mark) {
-            if (at > begin) TRY(split_word(p, text + begin, at - begin, to));
-            if (is_mark) TRY(split_word(p, text + at, (size_t)length, to));
-            begin = next;
-        }
-        at = next;
+        bool is_mark = word_char_class(utf8_decode(text + at, length)) == BERT_PUNCTUATION;
+        if (is_mark && at > *begin) break;
+        at += (size_t)length;
+        if (is_mark) break;
     }
-    return n > begin ? split_word(p, text + begin, n - begin, to) : OK;
-}
-
-/* A part of the text that has no special token. */
-static status split_plain(const word_pieces *p, const char *text, size_t n, buf *room,
-                          word_ids *to) {
-    buf_clear(room);
-    for (size_t at = 0; at < n;) {
-        int length = utf8_length(text + at, n - at);
-        if (length > 0) TRY(normalise(p, room, utf8_decode(text + at, length)));
-        at += length > 0 ? (size_t)length : 1;
-    }
-    return split_words(p, buf_str(room), room->n_bytes, to);
-}
-
-/* The special token at the start of a text, or -1. */
-static int special_at(const word_pieces *p, const char *text, size_t n) {
-    for (int i = 0; n > 0 && text[0] == '[' && i < N_SPECIAL; i++) {
-        size_t length = strlen(SPECIAL[i]);
-        if (p->special[i] >= 0 && n >= length && memcmp(text, SPECIAL[i], length) == 0) return i;
-    }
-    return -1;
-}
-
-static status split(const word_pieces *p, const char *text, size_t n, buf *room, word_ids *to) {
-    size_t begin = 0, at = 0;
-    while (at < n) {
-        int special = special_at(p, text + at, n - at);
-        if (special < 0) {
-            at++;
-            continue;
-        }
-        TRY(split_plain(p, text + begin, at - begin, room, to));
-        TRY(word_ids_append(to, p->special[special]));
-        begin = at += strlen(SPECIAL[special]);
-    }
-    return split_plain(p, text + begin, n - begin, room, to);
-}
-
-status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_ids *to) {
-    buf room = {0};
-    status st = split(p, text, n, &room, to);
-    buf_fini(&room);
-    return st;
+    return at;
 }
 
 /* What else may be in a tokenizer_config.json: it changes no id of a text. */
@@ -316,7 +151,7 @@ status word_piece_options_parse(word_piece_options *out, const char *path, const
     return OK;
 }
 
-static status read_options(word_piece_options *out, const char *folder) {
+status word_piece_options_read(word_piece_options *out, const char *folder) {
     char path[FOLDER_PATH_BYTES];
     const json_value *root;
     arena a;
@@ -325,19 +160,6 @@ static status read_options(word_piece_options *out, const char *folder) {
     status st = subwords_read(&a, folder, "tokenizer_config.json", JSON_OBJECT, path, &root);
     if (st == OK && root != NULL) st = word_piece_options_parse(out, path, root);
     arena_fini(&a);
-    return st;
-}
-
-status word_pieces_open(word_pieces **out, const char *folder) {
-    char path[PATH_BYTES], *text;
-    size_t n;
-    word_piece_options o;
-    *out = NULL;
-    TRY(path_join(path, sizeof path, folder, "vocab.txt"));
-    TRY(read_options(&o, folder));
-    TRY(file_read_all(path, VOCAB_MAX_BYTES, &text, &n));
-    status st = word_pieces_create(out, path, text, n, &o);
-    mem_free(text);
     return st;
 }
 

@@ -1,18 +1,12 @@
-/* WordPiece: text to the ids of a vocabulary, as transformers' BertTokenizer does it.
+/* What BERT's tokenizer does with a text before its WordPiece model (subwords.h) splits the words,
+ * as transformers' BertTokenizer does it: control characters go, white space and Chinese characters
+ * part words, letters become lower case and lose their accents (where the model wants that),
+ * punctuation is a word of its own.
  *
- * BasicTokenizer: control characters go, white space and Chinese characters part words, letters
- * become lower case and lose their accents (where the model wants that), punctuation is a word of
- * its own.  WordpieceTokenizer: the longest piece of the vocabulary that begins a word, then the
- * longest "##..." that goes on, and so forth; a word that has no such pieces, or more than 100
- * characters, is [UNK].  Special tokens ([CLS], [MASK], ...) in a text are taken whole.
- *
- * The tables of characters are made by tools/unicode_tables.py.  Reading is for any number of
- * threads. */
+ * The tables of characters are made by tools/unicode_tables.py.  Any thread. */
 #pragma once
 
 #include "format/json.h"
-
-typedef struct word_pieces word_pieces;
 
 typedef struct word_piece_options {
     bool is_lower;       /* do_lower_case */
@@ -20,15 +14,9 @@ typedef struct word_piece_options {
     bool parts_chinese;  /* tokenize_chinese_chars */
 } word_piece_options;
 
-/* The tokenizer of a folder: vocab.txt and, where it is there, tokenizer_config.json.  ERR_FORMAT
- * or ERR_UNSUPPORTED names a field that would change the tokens. */
-status word_pieces_open(word_pieces **out, const char *folder);
-
-/* Of the text of a vocab.txt, one piece a line; `path` appears in messages. */
-status word_pieces_create(word_pieces **out, const char *path, const char *vocabulary, size_t n,
-                          const word_piece_options *o);
-void word_pieces_destroy(word_pieces *p); /* NULL is fine */
-void word_pieces_lower(word_pieces *p);   /* as if do_lower_case were set; accents stay */
+/* Those of FOLDER/tokenizer_config.json, where it is there.  ERR_FORMAT or ERR_UNSUPPORTED names a
+ * field that would change the tokens. */
+status word_piece_options_read(word_piece_options *out, const char *folder);
 
 /* The object of a tokenizer_config.json. */
 status word_piece_options_parse(word_piece_options *out, const char *path, const json_value *root);
@@ -40,14 +28,13 @@ typedef struct word_ids {
 } word_ids;
 status word_ids_append(word_ids *to, int32_t id);
 
-/* Appends the ids of a text, without special tokens around it.  Bytes that are not UTF-8 become
- * U+FFFD, which is left out as transformers leaves it out. */
-status word_pieces_split(const word_pieces *p, const char *text, size_t n, word_ids *to);
+/* Appends a text for words to be found in: bytes that are not UTF-8 would become U+FFFD, which
+ * transformers leaves out. */
+status word_text_clean(const word_piece_options *o, const char *text, size_t n, buf *to);
 
-/* The ids of the special tokens, by name; -1: the vocabulary has none. */
-int32_t word_pieces_find(const word_pieces *p, const char *piece);
-int32_t word_pieces_cls(const word_pieces *p);
-int32_t word_pieces_sep(const word_pieces *p);
+/* The first word of a text that word_text_clean made, from `at` on: *begin, and its end; n where
+ * there is none. */
+size_t word_text_next(const char *text, size_t n, size_t at, size_t *begin);
 
 /* Characters as BERT's tokenizer sees them, in the order of BERT_RUNS (word_tables.h): control
  * characters are left out, white space becomes a space, Chinese and punctuation are words of their

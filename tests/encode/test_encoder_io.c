@@ -13,10 +13,8 @@ enum { UNKNOWN = 1, CLS, SEP, A, B, C };
 
 static tokenizer *pieces(void) {
     tokenizer *t;
-    word_pieces *p;
     word_piece_options o = {true, true, true};
-    CHECK_OK(word_pieces_create(&p, "v", VOCABULARY, sizeof VOCABULARY - 1, &o));
-    CHECK_OK(tokenizer_of_pieces(&t, p));
+    CHECK_OK(tokenizer_of_lines(&t, "v", VOCABULARY, sizeof VOCABULARY - 1, &o));
     return t;
 }
 

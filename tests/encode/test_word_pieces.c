@@ -1,4 +1,4 @@
-#include "encode/word_pieces.h"
+#include "encode/tokenizer.h"
 
 #include "base/mem.h"
 #include "oom.h"
@@ -28,15 +28,15 @@ enum { MORE_A = 18, A, OPEN, CLOSE, MASK_WORD };
 
 static const word_piece_options LOWER = {true, true, true}, AS_IT_IS = {false, false, true};
 
-static word_pieces *make(const word_piece_options *o) {
-    word_pieces *p;
-    CHECK_OK(word_pieces_create(&p, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1, o));
+static tokenizer *make(const word_piece_options *o) {
+    tokenizer *p;
+    CHECK_OK(tokenizer_of_lines(&p, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1, o));
     return p;
 }
 
-static void check_split(const word_pieces *p, const char *text, const int32_t *want, size_t n) {
+static void check_split(const tokenizer *p, const char *text, const int32_t *want, size_t n) {
     word_ids got = {0};
-    CHECK_OK(word_pieces_split(p, text, strlen(text), &got));
+    CHECK_OK(tokenizer_split(p, text, strlen(text), &got));
     if (got.n != n) FAIL_TEST("\"%s\" has %zu pieces, not %zu", text, got.n, n);
     for (size_t i = 0; i < n; i++)
         if (got.ids[i] != want[i])
@@ -48,7 +48,7 @@ static void check_split(const word_pieces *p, const char *text, const int32_t *w
                 sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
 TEST(word_pieces_of_words) {
-    word_pieces *p = make(&LOWER);
+    tokenizer *p = make(&LOWER);
     SPLITS(p, "unaffable", UN, AFF, ABLE);
     SPLITS(p, "  UNaffable,running\n", UN, AFF, ABLE, COMMA, RUNNING);
     SPLITS(p, "wanted!", WANT, ED, BANG);
@@ -56,35 +56,35 @@ TEST(word_pieces_of_words) {
     SPLITS(p, "a,a", A, COMMA, A);
     check_split(p, "", NULL, 0);
     check_split(p, " \t\r\n ", NULL, 0);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 
 /* "UNwanted" is un + ##wanted, which is not there: the whole word is unknown. */
 TEST(word_pieces_unknown_words_are_whole) {
-    word_pieces *p = make(&LOWER);
+    tokenizer *p = make(&LOWER);
     SPLITS(p, "unwanted", 1);
     SPLITS(p, "wantedx want", 1, WANT);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 
 TEST(word_pieces_accents_and_case) {
-    word_pieces *lower = make(&LOWER), *plain = make(&AS_IT_IS);
+    tokenizer *lower = make(&LOWER), *plain = make(&AS_IT_IS);
     word_piece_options keeps = {true, false, true};
-    word_pieces *accents = make(&keeps);
+    tokenizer *accents = make(&keeps);
     SPLITS(lower, "CAF\xc3\x89", CAFE);
     SPLITS(lower, "cafe\xcc\x81", CAFE); /* e and a combining acute */
     SPLITS(plain, "Caf\xc3\xa9", CAFE_CAPITAL);
     SPLITS(plain, "CAF\xc3\x89", 1);
     SPLITS(accents, "CAF\xc3\x89", CAFE_ACCENT);
-    word_pieces_destroy(lower);
-    word_pieces_destroy(plain);
-    word_pieces_destroy(accents);
+    tokenizer_destroy(lower);
+    tokenizer_destroy(plain);
+    tokenizer_destroy(accents);
 }
 
 TEST(word_pieces_chinese_and_controls) {
-    word_pieces *p = make(&LOWER);
+    tokenizer *p = make(&LOWER);
     word_piece_options whole = {true, true, false};
-    word_pieces *joined = make(&whole);
+    tokenizer *joined = make(&whole);
     SPLITS(p, "\xe4\xbd\xa0\xe5\xa5\xbd", NI, HAO);
     SPLITS(joined, "\xe4\xbd\xa0\xe5\xa5\xbd", 1);
     SPLITS(p,
@@ -107,25 +107,25 @@ TEST(word_pieces_chinese_and_controls) {
            "a\xe4\xbd\xa0"
            "a",
            A, NI, A); /* parted on both sides */
-    word_pieces_destroy(p);
-    word_pieces_destroy(joined);
+    tokenizer_destroy(p);
+    tokenizer_destroy(joined);
 }
 
 TEST(word_pieces_special_tokens_are_whole) {
-    word_pieces *p = make(&LOWER);
+    tokenizer *p = make(&LOWER);
     SPLITS(p, "want[MASK]a [SEP]", WANT, 4, A, 3);
     SPLITS(p, "[mask]", OPEN, MASK_WORD, CLOSE); /* not in lower case */
     SPLITS(p, "[MASK", OPEN, MASK_WORD);
-    CHECK_EQ(word_pieces_cls(p), 2);
-    CHECK_EQ(word_pieces_sep(p), 3);
-    CHECK_EQ(word_pieces_find(p, "##aff"), AFF);
-    CHECK_EQ(word_pieces_find(p, "nothing"), -1);
-    word_pieces_destroy(p);
+    const token_layout *single = tokenizer_layout(p, false), *pair = tokenizer_layout(p, true);
+    CHECK(single->n == 3 && single->slot[0].id == 2 && single->slot[2].id == 3);
+    CHECK(pair->n == 5 && pair->slot[0].id == 2 && pair->slot[4].id == 3);
+    CHECK(pair->slot[2].type == 0 && pair->slot[3].type == 1 && pair->slot[4].type == 1);
+    tokenizer_destroy(p);
 }
 
 /* 100 characters are a word, 101 are not. */
 TEST(word_pieces_longest_word) {
-    word_pieces *p = make(&LOWER);
+    tokenizer *p = make(&LOWER);
     char text[102] = "";
     int32_t want[100];
     memset(text, 'a', 100);
@@ -134,7 +134,7 @@ TEST(word_pieces_longest_word) {
     check_split(p, text, want, 100);
     text[100] = 'a';
     SPLITS(p, text, 1);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 
 static void check_chars(int (*f)(uint32_t, uint32_t[WORD_CHAR_MAX]), uint32_t c, int n, uint32_t a,
@@ -221,25 +221,26 @@ TEST(word_pieces_options_of_a_folder) {
 }
 
 TEST(word_pieces_vocabularies) {
-    word_pieces *p;
-    CHECK_FAILS(word_pieces_create(&p, "v", "a\nb\n", 4, &LOWER), ERR_FORMAT, "[UNK]");
-    CHECK_FAILS(word_pieces_create(&p, "v", "", 0, &LOWER), ERR_FORMAT, "[UNK]");
-    CHECK_FAILS(word_pieces_open(&p, test_folder()), ERR_IO, "vocab.txt");
+    tokenizer *p;
+    CHECK_FAILS(tokenizer_of_lines(&p, "v", "a\nb\n", 4, &LOWER), ERR_FORMAT, "[UNK]");
+    CHECK_FAILS(tokenizer_of_lines(&p, "v", "", 0, &LOWER), ERR_FORMAT, "[UNK]");
+    CHECK_OK(tokenizer_open(&p, test_folder()));
+    CHECK(p == NULL);
     /* Of two equal pieces the later one counts. */
     const char *twice = "[UNK]\n[CLS]\n[SEP]\na\na";
-    CHECK_OK(word_pieces_create(&p, "v", twice, strlen(twice), &LOWER));
+    CHECK_OK(tokenizer_of_lines(&p, "v", twice, strlen(twice), &LOWER));
     SPLITS(p, "a", 4);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
 }
 
 static status split_once(void *ctx) {
-    word_pieces *p;
+    tokenizer *p;
     word_ids ids = {0};
     (void)ctx;
-    TRY(word_pieces_create(&p, "v", VOCABULARY, sizeof VOCABULARY - 1, &LOWER));
-    status st = word_pieces_split(p, "unaffable, wanted", 17, &ids);
+    TRY(tokenizer_of_lines(&p, "v", VOCABULARY, sizeof VOCABULARY - 1, &LOWER));
+    status st = tokenizer_split(p, "unaffable, wanted", 17, &ids);
     mem_free(ids.ids);
-    word_pieces_destroy(p);
+    tokenizer_destroy(p);
     return st;
 }
 

@@ -10,11 +10,9 @@ static const char VOCABULARY[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##a\nb\
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     encoder_line l = {0};
-    word_pieces *p;
     tokenizer *t;
     word_piece_options o = {true, true, true};
-    if (word_pieces_create(&p, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1, &o) != OK) abort();
-    if (tokenizer_of_pieces(&t, p) != OK) abort();
+    if (tokenizer_of_lines(&t, "vocab.txt", VOCABULARY, sizeof VOCABULARY - 1, &o) != OK) abort();
     for (int max_len = 1; max_len < 9; max_len++) {
         bool is_text = false;
         if (encoder_line_parse(&l, (const char *)data, n, t, max_len, true) != OK) continue;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "encode/word_pieces.h"
+#include "encode/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -13,15 +13,15 @@ static const char SMALL[] = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##a\nb\n##b\
 
 static void split(const char *vocabulary, size_t n_vocabulary, const char *text, size_t n) {
     for (int i = 0; i < 8; i++) {
-        word_pieces *p;
+        tokenizer *p;
         word_piece_options o = {i & 1, i & 2, i & 4};
         word_ids ids = {0};
-        if (word_pieces_create(&p, "vocab.txt", vocabulary, n_vocabulary, &o) != OK) return;
-        if (word_pieces_split(p, text, n, &ids) != OK) abort();
+        if (tokenizer_of_lines(&p, "vocab.txt", vocabulary, n_vocabulary, &o) != OK) return;
+        if (tokenizer_split(p, text, n, &ids) != OK) abort();
         for (size_t k = 0; k < ids.n; k++)
             if (ids.ids[k] < 0 || (size_t)ids.ids[k] > n_vocabulary) abort();
         mem_free(ids.ids);
-        word_pieces_destroy(p);
+        tokenizer_destroy(p);
     }
 }
 
