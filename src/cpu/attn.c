@@ -329,39 +329,39 @@ static ptrdiff_t position_of(const attn_seq *s, int32_t row) {
     return (ptrdiff_t)s->a->bias_len - 1 + s->first_key - i;
 }
 
-/* max(|query - key|, 1) as float, for current keys whose times are near. */
-static void near_distances(const int32_t *key, int32_t query, attn_hull hull, float *distance) {
+typedef uint8_t vec_bytes __attribute__((vector_size(VEC)));
+
+/* time_bias for current keys whose times are near, so that distances are at most 2^31: their
+ * cells and buckets are less than VEC_LOOKUP.  Works on whole vectors; the last one may extend past
+ * the hull. */
+static void near_bias(const attn_seq *s, int32_t query, const float *position, attn_hull hull,
+                      float *bias, uint8_t *bucket) {
     for (int j = hull.begin; j < hull.end; j += VEC) {
-        vec_int d = query - *(const vec_int_any *)(key + j), sign = d >> 31;
+        vec_int d = query - *(const vec_int_any *)(s->time + j), sign = d >> 31;
         d = (d ^ sign) - sign;
         d = d - (d == 0);
-        vec_store(distance + j, __builtin_convertvector(d, vec));
+        vec_int bits = (vec_int) __builtin_convertvector(d, vec);
+        vec_int cell = vec_lookup(s->buckets->cell, (bits >> BUCKET_BITS) - (127 << 2));
+        vec_int at = (cell + (bits & ((1 << BUCKET_BITS) - 1))) >> BUCKET_BITS;
+        vec time = (vec)vec_lookup(s->a->time_w, at);
+        vec_bytes bytes = __builtin_convertvector(at, vec_bytes);
+        memcpy(bucket + j, &bytes, sizeof bytes);
+        vec_store(bias + j, vec_load_part(position + j, hull.end - j) + time);
     }
 }
 
-/* Works on whole vectors, the last of which may extend past the hull. */
-static void distances(const attn_seq *s, int32_t row, attn_hull hull, float *distance) {
+static void time_bias(const attn_seq *s, int32_t row, attn_hull hull, float *bias,
+                      uint8_t *bucket) {
     int64_t query = s->a->query_time[s->row_q + row];
+    const float *position = s->a->position_w + position_of(s, row);
+    const int64_t *key = s->a->key_time + s->row_time + s->first_key;
     if (s->is_near && is_near(query, s->first_time)) {
-        near_distances(s->time, near_time(query, s->first_time), hull, distance);
+        near_bias(s, near_time(query, s->first_time), position, hull, bias, bucket);
         return;
     }
-    const int64_t *key = s->a->key_time + s->row_time + s->first_key;
-    for (int j = hull.begin; j < hull.end; j++)
-        distance[j] = bucket_distance(query, key[j]);
-}
-
-static void time_bias(const attn_seq *s, int32_t row, attn_hull hull, float *restrict bias,
-                      uint8_t *restrict bucket) {
-    float distance[ATTN_KEYS];
-    const float *position = s->a->position_w + position_of(s, row);
-    const float *time = s->a->time_w;
-    const bucket_table *table = s->buckets;
-    distances(s, row, hull, distance);
     for (int j = hull.begin; j < hull.end; j++) {
-        uint32_t at = bucket_of(table, distance[j]);
-        bucket[j] = (uint8_t)at;
-        bias[j] = position[j] + time[at];
+        bucket[j] = (uint8_t)bucket_of(s->buckets, bucket_distance(query, key[j]));
+        bias[j] = position[j] + s->a->time_w[bucket[j]];
     }
 }
 
@@ -411,8 +411,13 @@ void attn_bias_grad_add(const attn_seq *s, int32_t row, attn_hull hull, const fl
     float *position = grad->position + position_of(s, row);
     for (int j = keys.begin; j < keys.end; j++)
         position[j] += own[j];
-    for (int j = keys.begin; j < keys.end; j++)
-        grad->time[(j % ATTN_TIME_COPIES) * ATTN_TIME_STRIDE + bucket[j]] += own[j];
+    int j = keys.begin; /* a multiple of TILE_PANEL, so of ATTN_TIME_COPIES */
+    for (; j + ATTN_TIME_COPIES <= keys.end; j += ATTN_TIME_COPIES)
+#pragma GCC unroll 8
+        for (int copy = 0; copy < ATTN_TIME_COPIES; copy++)
+            grad->time[copy * ATTN_TIME_STRIDE + bucket[j + copy]] += own[j + copy];
+    for (; j < keys.end; j++)
+        grad->time[j % ATTN_TIME_COPIES * ATTN_TIME_STRIDE + bucket[j]] += own[j];
 }
 
 int32_t attn_mask_max_spans(const attn_args *a) {

@@ -29,6 +29,7 @@ typedef struct bwd_job {
     int32_t n_groups;                     /* of heads */
     bool has_serial_heads;                /* one chunk does all groups, one after the other */
     int64_t n_chunks, n_slots;
+    sort_pair *order;   /* (n_sequences): places of the sequences, the longest first */
     size_t slot_floats; /* gradients of the shared biases of one slot */
     float *slots;       /* (n_slots, slot_floats) */
     size_t bytes;       /* of scratch */
@@ -326,7 +327,7 @@ static void bwd_chunk(const bwd_job *job, int64_t chunk, char *base, const attn_
     size_t bytes;
     int32_t group = attn_head_group(a), n_parts = job->has_serial_heads ? 1 : job->n_groups;
     int64_t n_pairs = (int64_t)a->n_sequences * n_parts;
-    int32_t b = (int32_t)(chunk % n_pairs / n_parts);
+    int32_t b = (int32_t)job->order[chunk % n_pairs / n_parts].place;
     int32_t first = (int32_t)(chunk % n_parts),
             n_groups = job->has_serial_heads ? job->n_groups : 1;
     bwd_work w = carve_work(a, base, &bytes);
@@ -371,16 +372,27 @@ static void sum_slots(const bwd_job *job) {
     }
 }
 
-/* Memory for the sums of the slots. */
+/* Memory for the sums of the slots, and the order of the sequences: the shortest come last, so that
+ * threads end at about the same time. */
 static status take_slots(bwd_job *job) {
     const attn_args *a = job->a;
+    size_t n = (size_t)a->n_sequences;
     job->n_slots = job->n_chunks;
-    if (a->bias != BIAS_TIME) return OK;
-    if (job->n_slots > ATTN_SLOTS) job->n_slots = ATTN_SLOTS;
-    job->slot_floats =
-        (size_t)tile_round(2 * a->bias_len - 1, 16) + ATTN_TIME_COPIES * ATTN_TIME_STRIDE;
-    return cpu_scratch(job->be, CPU_SHARED, sizeof(float) * (size_t)job->n_slots * job->slot_floats,
-                       (void **)&job->slots);
+    if (a->bias == BIAS_TIME) {
+        if (job->n_slots > ATTN_SLOTS) job->n_slots = ATTN_SLOTS;
+        job->slot_floats =
+            (size_t)tile_round(2 * a->bias_len - 1, 16) + ATTN_TIME_COPIES * ATTN_TIME_STRIDE;
+    }
+    TRY(cpu_scratch(job->be, CPU_SHARED,
+                    2 * n * sizeof *job->order +
+                        sizeof(float) * (size_t)job->n_slots * job->slot_floats,
+                    (void **)&job->order));
+    job->slots = (float *)(job->order + 2 * n);
+    for (size_t b = 0; b < n; b++)
+        job->order[b] =
+            (sort_pair){INT32_MAX - (uint64_t)(a->offsets_k[b + 1] - a->offsets_k[b]), (uint32_t)b};
+    job->order = sort_pairs(job->order, job->order + n, n);
+    return OK;
 }
 
 status cpu_attn_bwd(backend *be, const attn_args *a) {

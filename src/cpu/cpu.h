@@ -31,11 +31,12 @@ static inline cpu_range cpu_chunk(int64_t chunk, int64_t size, int64_t n) {
 }
 
 /* Rows per chunk of a pass over n rows of `dim` columns: about 16384 elements, enough to pay for
- * starting a chunk, and at most 256 chunks, so that the partial sums of all chunks stay small. */
+ * starting a chunk, and at most 256 chunks, so that the partial sums of all chunks stay small; a
+ * multiple of 4 chunks of equal size where there are several, for equal shares of few threads. */
 static inline int64_t cpu_rows_per_chunk(int64_t n, int32_t dim) {
-    int64_t by_size = 16384 / (dim > 0 ? dim : 1), by_count = cpu_n_chunks(n, 256);
-    int64_t rows = by_size > by_count ? by_size : by_count;
-    return rows > 0 ? rows : 1;
+    int64_t rows = 16384 / (dim > 0 ? dim : 1), n_chunks = cpu_n_chunks(n, rows > 0 ? rows : 1);
+    if (n_chunks <= 1) return n > 0 ? n : 1;
+    return cpu_n_chunks(n, n_chunks > 252 ? 256 : (n_chunks + 3) / 4 * 4);
 }
 
 /* The rows of one chunk, and where they are computed. */

@@ -39,15 +39,33 @@ static inline draw_lanes draw_multiply(draw_lanes a, draw_lanes b) {
 #endif
 }
 
+/* words = a[0], b[0], a[1], b[1] and so on, the lower word of each first. */
+static inline void draw_store(draw_lanes a, draw_lanes b, uint32_t *words) {
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    _mm512_storeu_si512(words, _mm512_permutex2var_epi64((__m512i)a, low, (__m512i)b));
+    _mm512_storeu_si512(words + 16, _mm512_permutex2var_epi64((__m512i)a, high, (__m512i)b));
+#else
+    uint64_t pairs[2 * DRAW_LANES];
+    for (int lane = 0; lane < DRAW_LANES; lane++) {
+        pairs[2 * lane] = a[lane];
+        pairs[2 * lane + 1] = b[lane];
+    }
+    memcpy(words, pairs, sizeof pairs);
+#endif
+}
+
 /* words[4 b + w] = word w of rng_draw(key, c0, c1, c2, c3 + b), for DRAW_LANES blocks. */
 static inline void draw_blocks(rng_key key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
                                uint32_t *words) {
     const draw_lanes zero = {0};
-    draw_lanes x0 = zero + c0, x1 = zero + c1, x2 = zero + c2, x3 = zero;
+    draw_lanes x0 = zero + c0, x1 = zero + c1, x2 = zero + c2, x3;
+    const uint64_t ascending[] = {0, 1, 2, 3, 4, 5, 6, 7};
     draw_lanes m0 = zero + 0xD2511F53u, m1 = zero + 0xCD9E8D57u;
     uint32_t k0 = key.word[0], k1 = key.word[1];
-    for (int lane = 0; lane < DRAW_LANES; lane++)
-        x3[lane] = c3 + (uint32_t)lane;
+    memcpy(&x3, ascending, sizeof x3);
+    x3 += c3; /* what it carries into the upper halves does not matter */
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         draw_lanes p0 = draw_multiply(m0, x0), p1 = draw_multiply(m1, x2);
         x0 = (p1 >> 32) ^ x1 ^ k0;
@@ -55,13 +73,7 @@ static inline void draw_blocks(rng_key key, uint32_t c0, uint32_t c1, uint32_t c
         x1 = p1;
         x3 = p0;
     }
-    draw_lanes pair0 = (x0 & 0xffffffffu) | x1 << 32, pair1 = (x2 & 0xffffffffu) | x3 << 32;
-    uint64_t pairs[2 * DRAW_LANES];
-    for (int lane = 0; lane < DRAW_LANES; lane++) {
-        pairs[2 * lane] = pair0[lane];
-        pairs[2 * lane + 1] = pair1[lane];
-    }
-    memcpy(words, pairs, sizeof pairs);
+    draw_store((x0 & 0xffffffffu) | x1 << 32, (x2 & 0xffffffffu) | x3 << 32, words);
 }
 
 enum { N_BLOCKS = 16, N_DRAWN = 4 * N_BLOCKS };

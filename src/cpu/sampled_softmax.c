@@ -17,6 +17,9 @@
 /* The loops below exist once for each number of vectors in a row, so that it is a constant and sums
  * stay in registers. */
 #define INLINED static inline __attribute__((always_inline))
+/* Compilers forget what p is made of: they would add the first column of a part to every address of
+ * a loop again, a third of its instructions. */
+#define FORGET(p) __asm__("" : "+r"(p))
 #if defined(__AVX__) && !defined(__AVX512F__)
 enum { MAX_VECTORS = 8 };
 #define FOR_EACH_COUNT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
@@ -85,6 +88,7 @@ INLINED void dot_part(int n_vectors, const float *rows, int64_t width, const flo
                       const int32_t *row, int64_t n, bool adds, float *score) {
     vec_wide x[MAX_VECTORS];
     int64_t i = 0;
+    FORGET(rows);
     memcpy(x, q, (size_t)n_vectors * sizeof *x);
     for (; i + VEC_WIDE <= n; i += VEC_WIDE)
         dot_group(n_vectors, rows, width, x, row + i, adds, score + i);
@@ -104,6 +108,7 @@ static void loss_rows_dot(const float *rows, int64_t width, const float *q, cons
 INLINED void sum_part(int n_vectors, const float *rows, int64_t width, const int32_t *row,
                       const float *weight, int64_t n, float *to) {
     vec_wide sum[MAX_VECTORS];
+    FORGET(rows);
     for (int v = 0; v < n_vectors; v++)
         sum[v] = (vec_wide){0};
     for (int64_t i = 0; i < n; i++) {
@@ -128,7 +133,7 @@ static void loss_rows_sum(const float *rows, int64_t width, const int32_t *row, 
 /* Add weight times row `query` of one matrix to row `row` of another: a "use", in one number, as it
  * is written to scattered places and then costs one store.  A table's rows are cut into buckets of
  * at most LOSS_ROWS_BUCKET, and `row` counts within a bucket. */
-enum { LOSS_ROWS_BUCKET = 64 };
+enum { LOSS_ROWS_BUCKET = 64 }; /* as many as bits of a mask */
 typedef uint64_t loss_use;
 
 static inline loss_use loss_use_make(uint32_t query, uint32_t row, float weight) {
@@ -154,6 +159,8 @@ static inline float loss_use_weight(loss_use use) {
 
 INLINED void spread_part(int n_vectors, const float *queries, int64_t width, const loss_use *uses,
                          int64_t n, float *sums) {
+    FORGET(queries);
+    FORGET(sums);
     for (int64_t i = 0; i < n; i++) {
         float weight = loss_use_weight(uses[i]);
         const vec_wide *x = (const vec_wide *)(queries + loss_use_query(uses[i]) * width);
@@ -268,6 +275,7 @@ static void pad_row(float *to, int64_t width, const float *from, int32_t dim, fl
 float cpu_unit_row(const float *row, int32_t dim, bool normalises, float eps, float *to,
                    int64_t width) {
     double squares = 0;
+#pragma omp simd reduction(+ : squares)
     for (int32_t c = 0; c < dim; c++)
         squares += (double)row[c] * row[c];
     double length = sqrt(squares);
@@ -280,7 +288,9 @@ float cpu_unit_row(const float *row, int32_t dim, bool normalises, float eps, fl
 /* (g - u (u . g)) / |row|, or g / eps below eps. */
 void cpu_unit_gradient(const float *unit, float scale, int32_t dim, const float *g, float *grad) {
     double along = 0;
-    for (int32_t c = 0; scale > 0 && c < dim; c++)
+    int32_t n_along = scale > 0 ? dim : 0;
+#pragma omp simd reduction(+ : along)
+    for (int32_t c = 0; c < n_along; c++)
         along += (double)unit[c] * g[c];
     scale = fabsf(scale);
     for (int32_t c = 0; c < dim; c++)
@@ -437,17 +447,19 @@ static void sort_uses(const job *j, int64_t first, cpu_range range, const query_
                       int32_t *begin, loss_use *sorted) {
     const sampled_softmax_args *a = j->a;
     uint32_t bits = bucket_bits(j), mask = (uint32_t)j->bucket_rows - 1;
+    int32_t *row = q->row, *place = q->place;
+    int64_t n = j->n_uses;
     for (int64_t m = range.first; m < range.end; m++) {
-        const float *weight = q->weight + (m - range.first) * j->n_uses;
+        const float *weight = q->weight + (m - range.first) * n;
         uint32_t query = (uint32_t)(m - first);
         if (a->positive[m] < 0) continue;
-        list_rows(a, m, q->row);
-        for (int64_t i = 0; i < j->n_uses; i++) {
-            q->place[i] = begin[((uint32_t)q->row[i] >> bits) + 1]++;
-            __builtin_prefetch(&sorted[q->place[i]], 1);
+        list_rows(a, m, row);
+        for (int64_t i = 0; i < n; i++) {
+            place[i] = begin[((uint32_t)row[i] >> bits) + 1]++;
+            __builtin_prefetch(&sorted[place[i]], 1);
         }
-        for (int64_t i = 0; i < j->n_uses; i++)
-            sorted[q->place[i]] = loss_use_make(query, (uint32_t)q->row[i] & mask, weight[i]);
+        for (int64_t i = 0; i < n; i++)
+            sorted[place[i]] = loss_use_make(query, (uint32_t)row[i] & mask, weight[i]);
     }
 }
 
@@ -525,7 +537,7 @@ static status table_bucket(void *ctx, int64_t bucket, int worker) {
     const job *j = ctx;
     cpu_range range = cpu_chunk(bucket, j->bucket_rows, j->a->n_rows);
     int64_t n_rows = range.end - range.first;
-    bool is_used[LOSS_ROWS_BUCKET] = {false};
+    uint64_t used = 0; /* a bit for each row */
     float *sum;
     size_t bytes = (size_t)(n_rows * j->width) * sizeof *sum;
     TRY(cpu_scratch(j->be, worker, bytes, (void **)&sum));
@@ -536,11 +548,11 @@ static status table_bucket(void *ctx, int64_t bucket, int worker) {
         int64_t n = begin[1] - begin[0];
         loss_rows_spread(j->query + chunk * j->chunk_queries * j->width, j->width, uses, n, sum);
         for (int64_t i = 0; i < n; i++)
-            is_used[loss_use_row(uses[i])] = true;
+            used |= (uint64_t)1 << loss_use_row(uses[i]);
     }
     for (int64_t i = 0; i < n_rows; i++) {
         int64_t v = range.first + i;
-        if (is_used[i])
+        if (used >> i & 1)
             cpu_unit_gradient(j->unit + v * j->width, j->scale[v], j->a->dim, sum + i * j->width,
                               j->a->dtable + v * j->a->dim);
     }

@@ -10,6 +10,10 @@
 
 #include "base/base.h"
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT ON
 #elif defined(__GNUC__)
@@ -163,16 +167,58 @@ static inline vec vec_select(vec_int mask, vec a, vec b) {
     return (vec)((mask & (vec_int)a) | (~mask & (vec_int)b));
 }
 
-/* vec_exp of each number, and the sigmoid. */
-static inline vec vecs_exp(vec x) {
-    const vec low = vec_all(-87.0f), high = vec_all(88.0f);
+/* Element i of the result is number at[i] of a table of VEC_LOOKUP 32-bit numbers.  The whole table
+ * in registers: a gather takes a load for each element. */
+enum { VEC_LOOKUP = 128 };
+
+static inline vec_int vec_lookup(const void *table, vec_int at) {
+#if defined(__AVX512F__)
+    const vec_int_any *t = table;
+    __m512i i = (__m512i)at, quarter[4];
+    __mmask16 is_odd = _mm512_test_epi32_mask(i, _mm512_set1_epi32(32));
+    for (int q = 0; q < 4; q++)
+        quarter[q] = _mm512_permutex2var_epi32((__m512i)t[2 * q], i, (__m512i)t[2 * q + 1]);
+    __m512i low = _mm512_mask_mov_epi32(quarter[0], is_odd, quarter[1]);
+    __m512i high = _mm512_mask_mov_epi32(quarter[2], is_odd, quarter[3]);
+    __mmask16 is_high = _mm512_test_epi32_mask(i, _mm512_set1_epi32(64));
+    return (vec_int)_mm512_mask_mov_epi32(low, is_high, high);
+#else
+    vec_int x = {0};
+    for (int i = 0; i < VEC; i++) {
+        int32_t number;
+        memcpy(&number, (const char *)table + (size_t)at[i] * sizeof number, sizeof number);
+        x[i] = number;
+    }
+    return x;
+#endif
+}
+
+/* x within low .. high; NaN stays NaN. */
+static inline vec vec_clamp(vec x, vec low, vec high) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)high, _mm512_max_ps((__m512)low, (__m512)x));
+#else
     x = vec_select((vec_int)(x < low), low, x);
-    x = vec_select((vec_int)(x > high), high, x);
+    return vec_select((vec_int)(x > high), high, x);
+#endif
+}
+
+/* vec_exp of each number. */
+static inline vec vecs_exp(vec x) {
+    x = vec_clamp(x, vec_all(-87.0f), vec_all(88.0f));
     vec shifted = VEC_EXP_SHIFT(x), n = VEC_EXP_INTEGER(shifted), r = VEC_EXP_REST(x, n);
     vec p = VEC_EXP_POLYNOMIAL(r) * (r * r) + r + 1.0f;
     return p * (vec)(((vec_int)shifted << 23) + (127 << 23));
 }
 
+/* The sigmoid.  A division of 16 numbers takes 16 cycles, more than all the rest, and a step of
+ * Newton's method from an estimate of 14 bits takes two. */
 static inline vec vecs_sigmoid(vec x) {
-    return 1.0f / (1.0f + vecs_exp(-x));
+    vec y = 1.0f + vecs_exp(-x);
+#if defined(__AVX512F__)
+    vec r = (vec)_mm512_rcp14_ps((__m512)y);
+    return r + r * (1.0f - y * r);
+#else
+    return 1.0f / y;
+#endif
 }
