@@ -26,15 +26,15 @@ typedef struct bounds_layer {
     double *uvqk, *proj; /* (E, W), (E, G) */
     double *pair_bias;   /* (T, T) of a head: position and time */
     norm_form *in, *mid; /* (T) each: of the norms */
-    span normed;         /* (T, E) */
+    span normed;         /* (T, E): centre and error */
     span act;            /* (T, W) u, v, q, k after the silu */
     double *slope;       /* (T, W) of the silu */
-    double *length;      /* (T, 1 + 3 H): of the movement of u, and of v, q, k by heads, at most */
+    double *length;      /* (T, 3 H): of the movement of v, q and k, by heads, at most */
     double *from_x;      /* (T, W, E): coefficients of the token's input in act */
-    double *rest;        /* (T, W): the part of act's radius that is not theirs */
-    span weight;         /* (H, T, T): silu(score) / N; radius, error with that of the score */
+    double *rest;        /* (T, W): the part of act that is not theirs, at most */
+    span weight;         /* (H, T, T): silu(score) / N; error with that of the score */
     double *pair_slope;  /* (H, T, T) */
-    span attn;           /* (T, G): error alone is used later */
+    span attn;           /* (T, G): centre and error */
     double *attn_error;  /* (T, H): the same, of a gradient of length 1 */
     span mids;           /* (T, G): normed attn */
     int32_t first;       /* rows before it are not needed */
@@ -48,21 +48,18 @@ struct bounds {
     span *hidden;  /* (n_layers + 1) of (T, E) */
     double size;   /* how far numbers of a token move, */
     int32_t moved; /* from this token on; the enclosures of those before are points */
-    double *room;  /* scratch of a token, */
-    double *gram;  /* and of movement: two squares */
+    bool is_far;   /* passes for all layers go to the embeddings */
+    double *gram;  /* scratch of movement: two squares, and columns twice */
     arena memory;
-    /* of bounds_relax */
+    /* of a pass backward */
     int32_t n_directions, max_directions;
-    double *grad, *grad_act; /* (T, E, n), (T, W, n) */
+    double *grad, *grad_act; /* (T, E, n), (T, W, n); grad_act is 0 between passes */
     double *grad_room;       /* some rows of n */
     double *radius, *error;  /* (n) */
 };
 
-/* At most so many tokens that move get passes of their own for each layer. */
-enum { TIGHT_TOKENS = 24 };
-
 /* Rows of n numbers at the start of the room of a backward pass, for single steps. */
-enum { ROWS = 3 };
+enum { ROWS = 2 };
 
 /* SiLU. */
 
@@ -151,27 +148,27 @@ typedef struct norm_box {
     double at, q;             /* the same: at + (2 / dim) c0 . dx + from 0 to q */
 } norm_box;
 
-/* Lowers what the form has of the movement, which may be infinite, to what the box allows. */
+/* rx (dim): the box, to which this lowers what the form has of the movement; NULL is no box. */
 static norm_box norm_measure(const double *x, const double *rx, int32_t dim, double eps,
                              norm_form *f) {
-    double mean = 0, sum_r = 0, squares = 0, centred = 0, length = 0, along = 0;
+    double mean = 0, sum_r = 0, squares = 0, length = 0, along = 0;
     norm_box b = {0};
     for (int32_t i = 0; i < dim; i++) {
         mean += x[i] / dim;
-        sum_r += rx[i];
-        squares += rx[i] * rx[i];
+        sum_r += rx != NULL ? rx[i] : 0;
     }
     for (int32_t i = 0; i < dim; i++) {
         double c = f->c0[i] = x[i] - mean;
-        double r = f->rc[i] = fmin(f->rc[i], rx[i] * (1 - 2.0 / dim) + sum_r / dim);
-        b.low_sum += pow(fmax(fabs(c) - r, 0), 2);
-        b.high_sum += pow(fabs(c) + r, 2);
-        centred += r * r;
+        if (rx != NULL) f->rc[i] = fmin(f->rc[i], rx[i] * (1 - 2.0 / dim) + sum_r / dim);
+        double r = rx != NULL ? rx[i] : f->rc[i]; /* c0 . dx = c0 . dc, and |dc| <= |dx| */
+        b.low_sum += pow(fmax(fabs(c) - f->rc[i], 0), 2);
+        b.high_sum += pow(fabs(c) + f->rc[i], 2);
+        squares += r * r;
         length += c * c;
-        along += fabs(c) * rx[i];
+        along += fabs(c) * r;
     }
     along = fmin(along, f->most_along);
-    f->length = fmin(f->length, sqrt(fmin(squares, centred)));
+    f->length = fmin(f->length, sqrt(squares));
     double shorter = fmax(sqrt(length) - f->length, 0);
     b.q = f->length * f->length / dim;
     b.at = length / dim + eps;
@@ -180,14 +177,14 @@ static norm_box norm_measure(const double *x, const double *rx, int32_t dim, dou
     return b;
 }
 
-/* Nothing is known of the movement. */
-static void norm_reset(norm_form *f, int32_t dim) {
-    f->length = f->most_along = INFINITY;
+/* Of the movement is known: nothing (infinite), or that there is none (0). */
+static void norm_reset(norm_form *f, int32_t dim, double most) {
+    f->length = f->most_along = most;
     for (int32_t i = 0; i < dim; i++)
-        f->rc[i] = INFINITY;
+        f->rc[i] = most;
 }
 
-/* One row: y and its form from x. */
+/* One row: y, with the range as its radius, and its form from x. */
 static void norm_row(const double *x, const double *rx, int32_t dim, double eps, norm_form *f,
                      const span *y) {
     norm_box b = norm_measure(x, rx, dim, eps, f);
@@ -210,71 +207,31 @@ static void norm_row(const double *x, const double *rx, int32_t dim, double eps,
         f->keep[i] = e < (top - bottom) / 2;
         y->centre[i] = f->keep[i] != 0 ? c * at : (top + bottom) / 2;
         y->error[i] = f->keep[i] != 0 ? e : (top - bottom) / 2;
-        double linear = y->error[i], own = f->rstd * (1 - 1.0 / dim) + f->along * c * c;
-        for (int32_t k = 0; k < dim && f->keep[i] != 0; k++)
-            linear += rx[k] * fabs(k == i ? own : f->along * c * f->c0[k] - f->rstd / dim);
-        double range = fmax(top - y->centre[i], y->centre[i] - bottom);
-        y->radius[i] = f->keep[i] != 0 ? fmin(range, linear) : range;
+        y->radius[i] = fmax(top - y->centre[i], y->centre[i] - bottom);
         f->y_length += y->radius[i] * y->radius[i];
     }
     f->y_length = sqrt(f->y_length);
 }
 
-/* to (n) += how far dy . y can be from its linear form, for the columns of dy (dim, n): as off and
- * spread are the same for all numbers, the columns are summed up before sizes are taken. error:
- * of y.  room: 3 n. */
-static void norm_error(const norm_form *f, const double *error, int32_t dim, const double *dy,
-                       int32_t n, double *to, double *room) {
-    double *dot = room, *box = room + n, *squares = room + 2 * n;
-    memset(room, 0, 3 * (size_t)n * sizeof *room);
+/* to (n) += scale times how large the sum of by_i weight_i dx_i can be, for the columns of by
+ * (dim, n), dx being a movement of radii r (dim) and at most this length.  weight NULL: 1.
+ * room: 2 n. */
+static void movement_error(const double *by, int32_t dim, int32_t n, const double *weight,
+                           const double *r, double length, double scale, double *to, double *room) {
+    double *box = room, *squares = room + n;
+    memset(room, 0, 2 * (size_t)n * sizeof *room);
     for (int32_t i = 0; i < dim; i++) {
-        double c = f->keep[i] * f->c0[i], ranges = (1 - f->keep[i]) * error[i];
+        double w = weight != NULL ? weight[i] : 1;
 #pragma omp simd
         for (int32_t o = 0; o < n; o++) {
-            double g = dy[(int64_t)i * n + o], kept = f->keep[i] * g;
-            dot[o] += c * g;
-            box[o] += fabs(kept) * f->rc[i];
-            squares[o] += kept * kept;
-            to[o] += fabs(g) * ranges;
+            double g = by[(int64_t)i * n + o] * w;
+            box[o] += fabs(g) * r[i];
+            squares[o] += g * g;
         }
     }
 #pragma omp simd
     for (int32_t o = 0; o < n; o++)
-        to[o] += fabs(dot[o]) * f->off + fmin(box[o], sqrt(squares[o]) * f->length) * f->spread;
-}
-
-/* to (n) += how large the sum of by_i da_i db_i can be, for the columns of by (dim, n), da and db
- * being movements in boxes of radii ra and rb, of lengths la and lb at most.  room: 3 n. */
-static void cross_error(const double *by, int32_t dim, int32_t n, const double *ra, double la,
-                        const double *rb, double lb, double *to, double *room) {
-    double *box = room, *left = room + n, *right = room + 2 * n;
-    memset(room, 0, 3 * (size_t)n * sizeof *room);
-    for (int32_t i = 0; i < dim; i++)
-#pragma omp simd
-        for (int32_t o = 0; o < n; o++) {
-            double a = by[(int64_t)i * n + o] * ra[i], b = by[(int64_t)i * n + o] * rb[i];
-            box[o] += fabs(a) * rb[i];
-            left[o] += a * a;
-            right[o] += b * b;
-        }
-#pragma omp simd
-    for (int32_t o = 0; o < n; o++)
-        to[o] += fmin(box[o], fmin(sqrt(left[o]) * lb, sqrt(right[o]) * la));
-}
-
-/* to (n, dim) = the coefficients of x in y w, w (dim, n). */
-static void norm_through(const norm_form *f, int32_t dim, const double *w, int32_t n, double *to) {
-    for (int32_t o = 0; o < n; o++) {
-        double mean = 0, dot = 0, *row = to + (int64_t)o * dim;
-        for (int32_t i = 0; i < dim; i++) {
-            row[i] = f->keep[i] * w[(int64_t)i * n + o];
-            mean += row[i] / dim;
-            dot += row[i] * f->c0[i] * f->along;
-        }
-#pragma omp simd
-        for (int32_t i = 0; i < dim; i++)
-            row[i] = f->rstd * (row[i] - mean) + dot * f->c0[i];
-    }
+        to[o] += scale * fmin(box[o], sqrt(squares[o]) * length);
 }
 
 /* sum of |x_i| r_i */
@@ -310,41 +267,55 @@ static bool has_numbers(const double *x, int64_t n) {
 /* to (m, n) += a (m, k) from (k, n); rows of zeros are left out, of which there are many. */
 static void multiply(const double *a, const double *from, int32_t m, int32_t k, int32_t n,
                      double *to) {
-    enum { AT_ONCE = 4 };
+    enum { AT_ONCE = 8 };
     for (int32_t j = 0; j < k;) {
         int32_t at[AT_ONCE] = {0}, n_at = 0;
+        const double *x[AT_ONCE];
         for (; j < k && n_at < AT_ONCE; j++)
             if (has_numbers(from + (int64_t)j * n, n)) at[n_at++] = j;
-        const double *x = from + (int64_t)at[0] * n, *y = from + (int64_t)at[1] * n,
-                     *z = from + (int64_t)at[2] * n, *t = from + (int64_t)at[3] * n;
+        for (int32_t p = 0; p < AT_ONCE; p++)
+            x[p] = from + (int64_t)at[p] * n;
         for (int32_t i = 0; i < m && n_at > 0; i++) {
-            double w[AT_ONCE] = {0}, *row = to + (int64_t)i * n;
-            for (int32_t p = 0; p < n_at; p++)
-                w[p] = a[(int64_t)i * k + at[p]];
+            double w[AT_ONCE], *row = to + (int64_t)i * n;
+            for (int32_t p = 0; p < AT_ONCE; p++)
+                w[p] = p < n_at ? a[(int64_t)i * k + at[p]] : 0;
 #pragma omp simd
-            for (int32_t s = 0; s < n; s++)
-                row[s] += w[0] * x[s] + w[1] * y[s] + w[2] * z[s] + w[3] * t[s];
+            for (int32_t s = 0; s < n; s++) {
+                double sum = row[s];
+                for (int32_t p = 0; p < AT_ONCE; p++)
+                    sum += w[p] * x[p][s];
+                row[s] = sum;
+            }
         }
     }
 }
 
-/* dx (dim, n) += the gradient of x from that of y, dy (dim, n); to, error as above.  room: 3 n. */
+/* dx (dim, n) += the gradient of x from that of y, dy (dim, n); to (n) += how far dy . y can be
+ * from its linear form: as off and spread are the same for all numbers, the columns are summed up
+ * before sizes are taken.  error: of y.  room: 2 n. */
 static void norm_back(const norm_form *f, const double *error, int32_t dim, const double *dy,
                       int32_t n, double *dx, double *to, double *room) {
     double *mean = room, *dot = room + n;
-    norm_error(f, error, dim, dy, n, to, room);
+    movement_error(dy, dim, n, f->keep, f->rc, f->length, f->spread, to, room);
     memset(room, 0, 2 * (size_t)n * sizeof *room);
-    for (int32_t i = 0; i < dim; i++)
+    for (int32_t i = 0; i < dim; i++) {
+        double c = f->keep[i] * f->c0[i], range = (1 - f->keep[i]) * error[i];
 #pragma omp simd
         for (int32_t o = 0; o < n; o++) {
-            mean[o] += f->keep[i] * dy[(int64_t)i * n + o] / dim;
-            dot[o] += f->keep[i] * f->c0[i] * f->along * dy[(int64_t)i * n + o];
+            double g = dy[(int64_t)i * n + o];
+            mean[o] += f->keep[i] * g / dim;
+            dot[o] += c * g;
+            to[o] += range * fabs(g);
         }
+    }
+#pragma omp simd
+    for (int32_t o = 0; o < n; o++)
+        to[o] += fabs(dot[o]) * f->off;
     for (int32_t i = 0; i < dim; i++)
 #pragma omp simd
         for (int32_t o = 0; o < n; o++)
-            dx[(int64_t)i * n + o] +=
-                f->rstd * (f->keep[i] * dy[(int64_t)i * n + o] - mean[o]) + dot[o] * f->c0[i];
+            dx[(int64_t)i * n + o] += f->rstd * (f->keep[i] * dy[(int64_t)i * n + o] - mean[o]) +
+                                      dot[o] * f->along * f->c0[i];
 }
 
 /* Making one. */
@@ -424,10 +395,6 @@ static status take_weights(bounds *b, bounds_layer *l) {
     return OK;
 }
 
-static int32_t n_blocks(const hstu_layer_config *c) {
-    return 1 + 3 * c->n_heads;
-}
-
 static status layer_alloc(bounds *b, bounds_layer *l) {
     arena *a = &b->memory;
     size_t n = (size_t)b->max_n, pairs = n * n * (size_t)l->from->config.n_heads;
@@ -438,7 +405,7 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     TRY(span_alloc(a, &l->normed, n * (size_t)b->dim));
     TRY(span_alloc(a, &l->act, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->slope, n * (size_t)b->width));
-    TRY(ARENA_NEW(a, &l->length, n * (size_t)n_blocks(&l->from->config)));
+    TRY(ARENA_NEW(a, &l->length, n * 3 * (size_t)l->from->config.n_heads));
     TRY(ARENA_NEW(a, &l->rest, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->from_x, n * (size_t)b->width * (size_t)b->dim));
     TRY(span_alloc(a, &l->weight, pairs));
@@ -448,17 +415,11 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     return ARENA_NEW(a, &l->attn_error, n * (size_t)l->from->config.n_heads);
 }
 
-/* Of a token: attention (G, E), weights (G, E), norm (E, G), coefficients (E, E), and rows. */
-static size_t room_numbers(const bounds *b) {
-    size_t wide = (size_t)(b->gated > b->dim ? b->gated : b->dim);
-    return 4 * wide * wide + 9 * wide + 3 * (size_t)b->width;
-}
-
 static size_t gram_numbers(const bounds *b) {
     const hstu_layer_config *c = &b->m->layers[0].hstu.config;
     size_t wide = (size_t)(b->gated > b->dim ? b->gated : b->dim);
     if ((size_t)c->dim_qk > wide) wide = (size_t)c->dim_qk;
-    return 2 * wide * wide;
+    return 4 * wide * wide;
 }
 
 static status make(bounds *b, const model *m) {
@@ -477,8 +438,7 @@ static status make(bounds *b, const model *m) {
     }
     for (int i = 0; i <= b->n_layers; i++)
         TRY(span_alloc(&b->memory, &b->hidden[i], (size_t)b->max_n * (size_t)b->dim));
-    TRY(ARENA_NEW(&b->memory, &b->gram, gram_numbers(b)));
-    return ARENA_NEW(&b->memory, &b->room, room_numbers(b));
+    return ARENA_NEW(&b->memory, &b->gram, gram_numbers(b));
 }
 
 status bounds_create(bounds **out, const model *m) {
@@ -510,6 +470,7 @@ static void embed(bounds *b, const bounds_query *q) {
     const double scale = (double)sqrtf((float)b->dim);
     b->size = scale * q->eps;
     b->moved = q->n - q->n_moved;
+    b->is_far = q->n_moved <= q->n_far;
     for (int32_t t = 0; t < q->n; t++) {
         const float *row = in->item->value + (int64_t)q->item[t] * b->dim;
         const float *place = in->position->value + (int64_t)t * b->dim;
@@ -537,89 +498,56 @@ static void take_biases(bounds *b, bounds_layer *l, const int64_t *time) {
     }
 }
 
-/* How far a score is from its linear form. */
+/* Where the numbers of a head begin: of a query, of a key; of a pair. */
+static int64_t query_at(const bounds *b, const bounds_layer *l, int32_t h, int32_t t) {
+    return (int64_t)t * b->width + 2 * b->gated + h * l->from->config.dim_qk;
+}
+
+static int64_t key_at(const bounds *b, const bounds_layer *l, int32_t h, int32_t t) {
+    return query_at(b, l, l->from->config.n_heads + h, t);
+}
+
+static int64_t pair_at(const bounds *b, int32_t h, int32_t i, int32_t j) {
+    return ((int64_t)h * b->n + i) * b->n + j;
+}
+
+/* How far q . k is from its linear form. */
 static double score_error(const bounds *b, const bounds_layer *l, int32_t h, int32_t i, int32_t j) {
     const hstu_layer_config *c = &l->from->config;
-    const double *q = l->act.radius + (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
-    const double *k =
-        l->act.radius + (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
-    int32_t n = n_blocks(c);
-    return fmin(reach(q, k, c->dim_qk),
-                l->length[i * n + 1 + c->n_heads + h] * l->length[j * n + 1 + 2 * c->n_heads + h]);
+    const double *length_i = l->length + i * 3 * c->n_heads,
+                 *length_j = l->length + j * 3 * c->n_heads;
+    return fmin(
+        reach(l->act.radius + query_at(b, l, h, i), l->act.radius + key_at(b, l, h, j), c->dim_qk),
+        length_i[c->n_heads + h] * length_j[2 * c->n_heads + h]);
 }
 
-/* silu(alpha (q . k + bias)) / N of a pair, whose score has at most the radius that the weight's
- * radius has before; by_i, by_j (E): the score's coefficients of the inputs
- * of the two tokens; returns the part of the weight's radius that is not theirs. */
-static double weigh(bounds *b, bounds_layer *l, int32_t h, int32_t i, int32_t j, const double *rx,
-                    double *by_i, double *by_j) {
+/* Attention of a row, from the radii of its scores, which lie in those of the weights. */
+static void attend(const bounds *b, bounds_layer *l, int32_t i) {
     const hstu_layer_config *c = &l->from->config;
-    int64_t q = (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
-    int64_t k = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
-    int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
-    double score = l->pair_bias[(int64_t)i * b->n + j], both = score_error(b, l, h, i, j), rest = 0,
-           alpha = (double)c->alpha;
-    memset(by_i, 0, (size_t)b->dim * sizeof *by_i);
-    memset(by_j, 0, (size_t)b->dim * sizeof *by_j);
-    for (int32_t d = 0; d < c->dim_qk; d++) {
-        double qc = l->act.centre[q + d], kc = l->act.centre[k + d];
-        score += qc * kc;
-        rest += fabs(qc) * l->rest[k + d] + fabs(kc) * l->rest[q + d];
-        if (i >= b->moved) add(by_i, alpha * kc, l->from_x + (q + d) * b->dim, b->dim);
-        if (j >= b->moved) add(by_j, alpha * qc, l->from_x + (k + d) * b->dim, b->dim);
-    }
-    for (int32_t e = 0; e < b->dim && i == j; e++)
-        by_i[e] += by_j[e];
-    double radius = alpha * (rest + both) + reach(by_i, rx + (int64_t)i * b->dim, b->dim);
-    if (i != j) radius += reach(by_j, rx + (int64_t)j * b->dim, b->dim);
-    radius = fmin(radius, l->weight.radius[pair]);
-    double slope = span_silu(alpha * score, radius, (double)c->scale, &l->weight.centre[pair],
-                             &l->weight.radius[pair], &l->weight.error[pair]);
-    l->weight.error[pair] += fabs(slope) * alpha * both;
-    l->pair_slope[pair] = slope * alpha;
-    return l->weight.error[pair] + fabs(slope) * alpha * rest;
-}
-
-/* Attention of a row: own (G, E), its coefficients of the row's own input; other (G): the rest of
- * its radius. */
-static void attend(bounds *b, bounds_layer *l, const double *rx, int32_t i, double *own,
-                   double *other) {
-    const hstu_layer_config *c = &l->from->config;
-    int32_t dim = b->dim;
+    const double alpha = (double)c->alpha;
     span o = span_at(&l->attn, (int64_t)i * b->gated);
-    double *by_i = other + b->gated, *by_j = by_i + dim;
-    memset(own, 0, (size_t)b->gated * (size_t)dim * sizeof *own);
     for (int32_t g = 0; g < b->gated; g++)
-        o.centre[g] = o.error[g] = other[g] = 0;
+        o.centre[g] = o.error[g] = 0;
     for (int32_t h = 0; h < c->n_heads; h++) {
-        double *error = &l->attn_error[i * c->n_heads + h];
-        *error = 0;
+        double *by_length = &l->attn_error[i * c->n_heads + h];
+        *by_length = 0;
         for (int32_t j = 0; j <= i; j++) {
-            int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
-            int64_t at = (int64_t)j * b->width + b->gated + h * c->dim_v;
-            double rest = weigh(b, l, h, i, j, rx, by_i, by_j), w = l->weight.centre[pair];
-            double slope = l->pair_slope[pair] / (double)c->alpha;
-            *error += l->weight.radius[pair] * l->length[j * n_blocks(c) + 1 + h];
+            int64_t pair = pair_at(b, h, i, j), q = query_at(b, l, h, i), k = key_at(b, l, h, j),
+                    v = (int64_t)j * b->width + b->gated + h * c->dim_v;
+            double score = l->pair_bias[(int64_t)i * b->n + j];
+            for (int32_t d = 0; d < c->dim_qk; d++)
+                score += l->act.centre[q + d] * l->act.centre[k + d];
+            span w = span_at(&l->weight, pair);
+            double slope =
+                span_silu(alpha * score, *w.radius, (double)c->scale, w.centre, w.radius, w.error);
+            *w.error += fabs(slope) * alpha * score_error(b, l, h, i, j);
+            l->pair_slope[pair] = slope * alpha;
+            *by_length += *w.radius * l->length[j * 3 * c->n_heads + h];
             for (int32_t d = 0, g = h * c->dim_v; d < c->dim_v; d++, g++) {
-                double v = l->act.centre[at + d], sum = 0;
-                const double *from_x = l->from_x + (at + d) * dim, *r = rx + (int64_t)j * dim;
-                o.centre[g] += w * v;
-                o.error[g] += l->weight.radius[pair] * l->act.radius[at + d];
-                other[g] += fabs(v) * rest + fabs(w) * l->rest[at + d];
-                if (i < b->moved) continue;
-                add(own + (int64_t)g * dim, slope * v, by_i, dim);
-                if (i == j) add(own + (int64_t)g * dim, w, from_x, dim);
-                if (i == j || j < b->moved) continue;
-#pragma omp simd reduction(+ : sum)
-                for (int32_t e = 0; e < dim; e++)
-                    sum += fabs(w * from_x[e] + slope * v * by_j[e]) * r[e];
-                other[g] += sum;
+                o.centre[g] += *w.centre * l->act.centre[v + d];
+                o.error[g] += *w.radius * l->act.radius[v + d];
             }
         }
-    }
-    for (int32_t g = 0; g < b->gated; g++) {
-        other[g] += o.error[g];
-        o.radius[g] = other[g] + reach(own + (int64_t)g * dim, rx + (int64_t)i * dim, dim);
     }
 }
 
@@ -633,23 +561,6 @@ static void add_error(bounds *b, const double *gradient, const double *error, in
             b->error[s] += fabs(gradient[i * n + s]) * error[i];
 }
 
-/* The errors of a head's sums of weights times v: by its numbers, or by the gradient's length. */
-static void attn_error(bounds *b, const double *error, double by_length, int32_t dim,
-                       const double *go) {
-    int32_t n = b->n_directions;
-    double *box = b->grad_room, *squares = box + n;
-    memset(box, 0, 2 * (size_t)n * sizeof *box);
-    for (int32_t d = 0; d < dim; d++)
-#pragma omp simd
-        for (int32_t s = 0; s < n; s++) {
-            box[s] += fabs(go[(int64_t)d * n + s]) * error[d];
-            squares[s] += go[(int64_t)d * n + s] * go[(int64_t)d * n + s];
-        }
-#pragma omp simd
-    for (int32_t s = 0; s < n; s++)
-        b->error[s] += fmin(box[s], sqrt(squares[s]) * by_length);
-}
-
 /* From the gradient of attention o (G, n) of row i to those of q, k, v. */
 static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const double *go) {
     const hstu_layer_config *c = &l->from->config;
@@ -657,13 +568,11 @@ static void attend_back(bounds *b, const bounds_layer *l, int32_t i, const doubl
     double *gs = b->grad_room;
     for (int32_t h = 0; h < c->n_heads; h++) {
         int64_t o = (int64_t)i * b->gated + h * c->dim_v;
-        attn_error(b, l->attn.error + o, l->attn_error[i * c->n_heads + h], c->dim_v,
-                   go + (int64_t)h * c->dim_v * n);
+        movement_error(go + (int64_t)h * c->dim_v * n, c->dim_v, n, NULL, l->attn.error + o,
+                       l->attn_error[i * c->n_heads + h], 1, b->error, gs);
         for (int32_t j = 0; j <= i; j++) {
-            int64_t pair = ((int64_t)h * b->n + i) * b->n + j;
+            int64_t pair = pair_at(b, h, i, j), q = query_at(b, l, h, i), k = key_at(b, l, h, j);
             int64_t v = (int64_t)j * b->width + b->gated + h * c->dim_v;
-            int64_t q = (int64_t)i * b->width + 2 * b->gated + h * c->dim_qk;
-            int64_t k = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
             const double *from = go + (int64_t)h * c->dim_v * n;
             memset(gs, 0, (size_t)n * sizeof *gs);
             for (int32_t d = 0; d < c->dim_v; d++)
@@ -700,42 +609,39 @@ static void gate_back(bounds *b, const bounds_layer *l, int32_t t, const double 
     multiply(l->proj, gy, b->gated, dim, n, gg);
     for (int32_t g = 0; g < b->gated; g++)
         add(b->grad_act + (act + g) * n, l->mids.centre[at + g], gg + (int64_t)g * n, n);
-    cross_error(gg, b->gated, n, l->act.radius + act, l->length[t * n_blocks(&l->from->config)],
-                l->mids.radius + at, l->mid[t].y_length, b->error, b->grad_room);
+    movement_error(gg, b->gated, n, l->act.radius + act, l->mids.radius + at, l->mid[t].y_length, 1,
+                   b->error, b->grad_room);
     for (int32_t g = 0; g < b->gated; g++)
         for (int32_t s = 0; s < n; s++)
             gg[(int64_t)g * n + s] *= l->act.centre[act + g];
     norm_attend_back(b, l, t, gg);
 }
 
-/* From the gradients of u, v, q, k of a token to that of its input, gx (E, n), which has that of
- * the residual. */
+/* From the gradients of u, v, q, k of a token, which become 0, to that of its input, gx (E, n),
+ * which has that of the residual. */
 static void project_back(bounds *b, const bounds_layer *l, int32_t t, double *gx) {
     int32_t n = b->n_directions;
     int64_t act = (int64_t)t * b->width;
     double *gz = b->grad_act + act * n, *gn = b->grad_room + ROWS * n;
     if (!has_numbers(gz, (int64_t)b->width * n)) return;
-    add_error(b, gz, l->act.error + act, b->width);
-    for (int32_t w = 0; w < b->width; w++)
+    for (int32_t w = 0; w < b->width; w++) {
+        double *row = gz + (int64_t)w * n;
+        if (!has_numbers(row, n)) continue;
+        add_error(b, row, l->act.error + act + w, 1);
         for (int32_t s = 0; s < n; s++)
-            gz[(int64_t)w * n + s] *= l->slope[act + w];
+            row[s] *= l->slope[act + w];
+    }
     memset(gn, 0, (size_t)b->dim * (size_t)n * sizeof *gn);
     multiply(l->uvqk, gz, b->dim, b->width, n, gn);
+    memset(gz, 0, (size_t)b->width * (size_t)n * sizeof *gz);
     norm_back(&l->in[t], l->normed.error + (int64_t)t * b->dim, b->dim, gn, n, gx, b->error,
               b->grad_room);
 }
 
-/* Of the tokens that move, up to `last`: gradients of n numbers each. */
-static void clear_rows(const bounds *b, double *gradient, int32_t n, int32_t last) {
-    int64_t row = (int64_t)n * b->n_directions;
-    if (last >= b->moved)
-        memset(gradient + b->moved * row, 0,
-               (size_t)((last + 1 - b->moved) * row) * sizeof *gradient);
-}
-
-static status begin_back(bounds *b, int32_t n) {
+static status begin_back(bounds *b, int32_t n, int32_t last) {
     size_t rows = (size_t)b->max_n * (size_t)n;
     int32_t wide = 2 * b->gated > b->dim ? 2 * b->gated : b->dim;
+    int64_t row = (int64_t)b->dim * n;
     if (n > b->max_directions) {
         b->max_directions = 0;
         TRY(MEM_RESIZE(&b->grad, rows * (size_t)b->dim));
@@ -743,285 +649,308 @@ static status begin_back(bounds *b, int32_t n) {
         TRY(MEM_RESIZE(&b->grad_room, (size_t)n * (size_t)(wide + ROWS)));
         TRY(MEM_RESIZE(&b->radius, (size_t)n));
         TRY(MEM_RESIZE(&b->error, (size_t)n));
+        memset(b->grad_act, 0, rows * (size_t)b->width * sizeof *b->grad_act);
         b->max_directions = n;
     }
     b->n_directions = n;
-    memset(b->error, 0, (size_t)n * sizeof *b->error);
-    clear_rows(b, b->grad, b->dim, b->n - 1);
-    clear_rows(b, b->grad_act, b->width, b->n - 1);
+    for (int32_t t = b->moved; t <= last; t++)
+        memset(b->grad + t * row, 0, (size_t)row * sizeof *b->grad);
+    for (int32_t s = 0; s < n; s++) {
+        b->error[s] = 0;
+        b->radius[s] = INFINITY;
+    }
     return OK;
 }
 
-/* From the gradients of the output of layer k, or where they are there of its u, v, q and k, of
- * rows up to `last`, to b->radius. */
-static void finish_back(bounds *b, int k, int32_t last, bool has_acts) {
+/* Whether passes for layer k go through all layers below it to the embeddings.  Otherwise they go
+ * to the layer's input, whose box is then made. */
+static bool is_far(const bounds *b, int k) {
+    return k == 0 || b->is_far || (k == 1 && b->n_layers == 2);
+}
+
+static bool moves(const bounds *b, int32_t t) {
+    return t >= b->moved && b->size > 0;
+}
+
+/* Radii from the gradients of a layer's input, unless they are known to be less. */
+static void take_radii(bounds *b, int k, int32_t last) {
     int32_t n = b->n_directions;
-    int64_t token = (int64_t)b->dim * n;
-    for (; k >= 0; k--, has_acts = false) {
+    double *sum = b->grad_room;
+    memcpy(sum, b->error, (size_t)n * sizeof *sum);
+    for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++)
+#pragma omp simd
+        for (int32_t s = 0; s < n; s++)
+            sum[s] += fabs(b->grad[i * n + s]) * b->hidden[k].radius[i];
+    for (int32_t s = 0; s < n; s++)
+        b->radius[s] = fmin(b->radius[s], sum[s]);
+}
+
+/* From the gradients of the output of layer k, or where they are there of its u, v, q and k, of
+ * rows up to `last`, to those of the input of layer `to` and b->radius. */
+static void finish_back(bounds *b, int k, int to, int32_t last, bool has_acts) {
+    int64_t token = (int64_t)b->dim * b->n_directions;
+    for (int from = k; k >= to; k--, has_acts = false) {
         const bounds_layer *l = &b->layers[k];
+        if (k < from && !is_far(b, k + 1)) take_radii(b, k + 1, last);
         for (int32_t t = l->first > b->moved ? l->first : b->moved; t <= last && !has_acts; t++)
             gate_back(b, l, t, b->grad + t * token);
         for (int32_t t = b->moved; t <= last; t++)
             project_back(b, l, t, b->grad + t * token);
-        clear_rows(b, b->grad_act, b->width, last);
     }
-    memcpy(b->radius, b->error, (size_t)n * sizeof *b->radius);
-    for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++)
-        for (int32_t s = 0; s < n; s++)
-            b->radius[s] += fabs(b->grad[i * n + s]) * b->size;
+    take_radii(b, to, last);
 }
 
-/* Few tokens move: what goes into a norm is worth a pass of its own. */
-static bool is_tight(const bounds *b, int32_t t) {
-    return t >= b->moved && b->n - b->moved <= TIGHT_TOKENS && b->size > 0;
-}
-
-/* At most how long what moves in the directions first .. first + n of a pass can be: |J x| for
- * |x_i| <= size, and the errors.  With any positive d_i
+/* At most how long what moves in the directions first .. first + n of a pass to layer k can be:
+ * |J x| for |x_i| <= 1, J being the gradients times the radii of the layer's input, and the errors.
+ * With any positive d_i
  *     |J x|^2 = |J d^(-1/2) d^(1/2) x|^2 <= lambda(J d^(-1) J') sum of d_i x_i^2;
  * d_i is the length of J's column i, which is exact where all columns are parallel, or orthogonal
- * and of one length.  lambda is at most the k-th root of the Frobenius norm of the k-th power. */
-static double movement(const bounds *b, int32_t first, int32_t n, int32_t last) {
+ * and of one length.  lambda is at most the p-th root of the Frobenius norm of the p-th power. */
+static double movement(const bounds *b, int k, int32_t first, int32_t n, int32_t last) {
     enum { SQUARINGS = 4 };
-    double *a = b->gram, *square = a + (int64_t)n * n, sum = 0, norm = 0, lambda = 1;
+    int32_t dim = b->dim;
+    double *a = b->gram, *square = a + n * n, *columns = square + n * n, *rows = columns + dim * n;
+    double sum = 0, norm = 0, lambda = 1;
     memset(a, 0, (size_t)n * (size_t)n * sizeof *a);
-    for (int64_t i = b->moved * (int64_t)b->dim; i < (last + 1) * (int64_t)b->dim; i++) {
-        const double *from = b->grad + i * b->n_directions + first;
-        double length = length_of(from, n);
-        sum += length;
-        for (int32_t r = 0; r < n && length > 0; r++)
-            add(a + r * n, from[r] / length, from, n);
-    }
-    for (int k = 0; k <= SQUARINGS; k++) {
-        norm = length_of(a, n * n);
-        lambda *= pow(norm, 1.0 / (1 << k));
-        if (k == SQUARINGS || norm == 0) break;
-        memset(square, 0, (size_t)n * (size_t)n * sizeof *a);
-        for (int32_t r = 0; r < n; r++)
+    for (int32_t t = b->moved; t <= last; t++) {
+        for (int32_t e = 0; e < dim; e++) {
+            int64_t i = (int64_t)t * dim + e;
+            const double *from = b->grad + i * b->n_directions + first;
+            double length = length_of(from, n), radius = b->hidden[k].radius[i];
+            double scale = length > 0 ? sqrt(radius / length) : 0;
+            sum += length * radius;
             for (int32_t s = 0; s < n; s++)
-                add(square + r * n, a[r * n + s] / (norm * norm), a + s * n, n);
+                rows[e * n + s] = columns[s * dim + e] = from[s] * scale;
+        }
+        multiply(columns, rows, n, dim, n, a);
+    }
+    for (int p = 0; p <= SQUARINGS; p++) {
+        norm = length_of(a, n * n);
+        lambda *= pow(norm, 1.0 / (1 << p));
+        if (p == SQUARINGS || norm == 0) break;
+        for (int32_t i = 0; i < n * n; i++)
+            a[i] /= norm;
+        memset(square, 0, (size_t)n * (size_t)n * sizeof *a);
+        multiply(a, a, n, n, n, square);
         double *swap = a;
         a = square;
         square = swap;
     }
-    return sqrt(lambda * sum) * b->size + length_of(b->error + first, n);
+    return sqrt(lambda * sum) + length_of(b->error + first, n);
 }
 
-/* The radii of the scores of row t, for weigh. */
-static status tighten_scores(bounds *b, int k, int32_t t) {
+/* Radii of what goes into the steps that are not linear, each by a pass of its own. */
+
+/* The layer to whose input the passes for layer k go. */
+static int end_of(const bounds *b, int k) {
+    return is_far(b, k) ? 0 : k;
+}
+
+/* Of u, v, q, k of a row that is not needed in the end, v and k alone: the s-th of a pass. */
+static int32_t act_at(const bounds *b, const bounds_layer *l, int32_t t, int32_t s) {
+    int32_t n_queries = b->width / 2 - b->gated;
+    return t >= l->first ? s : s + b->gated + (s >= b->gated ? n_queries : 0);
+}
+
+/* What goes into the silu, and the lengths of what moves after it. */
+static status bound_acts(bounds *b, int k, int32_t t) {
+    bounds_layer *l = &b->layers[k];
+    const hstu_layer_config *c = &l->from->config;
+    int32_t n = t >= l->first ? b->width : b->width / 2, dim = b->dim;
+    int64_t row = (int64_t)t * dim, act = (int64_t)t * b->width;
+    TRY(begin_back(b, n, t));
+    double *weight = b->grad_room + ROWS * n, *slope = b->grad_room;
+    for (int32_t e = 0; e < dim; e++)
+        for (int32_t s = 0; s < n; s++)
+            weight[e * n + s] = l->uvqk[e * b->width + act_at(b, l, t, s)];
+    norm_back(&l->in[t], l->normed.error + row, dim, weight, n, b->grad + row * n, b->error,
+              b->grad_room);
+    for (int32_t s = 0; s < n; s++) {
+        int64_t w = act + act_at(b, l, t, s);
+        l->rest[w] = b->error[s];
+        for (int32_t e = 0; e < dim; e++)
+            l->from_x[w * dim + e] = b->grad[(row + e) * n + s];
+    }
+    finish_back(b, k - 1, end_of(b, k), t, false);
+    for (int32_t s = 0; s < n; s++) {
+        int64_t w = act + act_at(b, l, t, s);
+        l->slope[w] = span_silu(l->act.centre[w], b->radius[s], 1, l->act.centre + w,
+                                l->act.radius + w, l->act.error + w);
+        l->rest[w] = fabs(l->slope[w]) * l->rest[w] + l->act.error[w];
+        b->error[s] = fabs(l->slope[w]) * b->error[s] + l->act.error[w];
+        for (int32_t e = 0; e < dim; e++)
+            l->from_x[w * dim + e] *= l->slope[w];
+        slope[s] = l->slope[w];
+    }
+    for (int64_t i = b->moved * (int64_t)dim; i < row + dim; i++)
+#pragma omp simd
+        for (int32_t s = 0; s < n; s++)
+            b->grad[i * n + s] *= slope[s];
+    for (int32_t i = 0, s = t >= l->first ? b->gated : 0; i < 3 * c->n_heads; i++) {
+        int32_t size = i < c->n_heads ? c->dim_v : c->dim_qk;
+        if (t < l->first && i / c->n_heads == 1) continue; /* q */
+        double box = length_of(l->act.radius + act + act_at(b, l, t, s), size);
+        l->length[t * 3 * c->n_heads + i] = fmin(box, movement(b, end_of(b, k), s, size, t));
+        s += size;
+    }
+    return OK;
+}
+
+/* A score by its coefficients of the layer's input. */
+static double score_radius(const bounds *b, int k, int32_t h, int32_t i, int32_t j) {
+    const bounds_layer *l = &b->layers[k];
+    const double *r = b->hidden[k].radius;
+    int64_t q = query_at(b, l, h, i), key = key_at(b, l, h, j);
+    double *by_i = b->gram, *by_j = by_i + b->dim, radius = score_error(b, l, h, i, j);
+    memset(by_i, 0, 2 * (size_t)b->dim * sizeof *by_i);
+    for (int32_t d = 0; d < l->from->config.dim_qk; d++) {
+        double qc = l->act.centre[q + d], kc = l->act.centre[key + d];
+        radius += fabs(qc) * l->rest[key + d] + fabs(kc) * l->rest[q + d];
+        add(by_i, kc, l->from_x + (q + d) * b->dim, b->dim);
+        if (j >= b->moved) add(i == j ? by_i : by_j, qc, l->from_x + (key + d) * b->dim, b->dim);
+    }
+    return radius + reach(by_i, r + (int64_t)i * b->dim, b->dim) +
+           reach(by_j, r + (int64_t)j * b->dim, b->dim);
+}
+
+/* The scores of row t, for attend. */
+static status bound_scores(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
     const hstu_layer_config *c = &l->from->config;
     const double alpha = (double)c->alpha;
     int32_t n = c->n_heads * (t + 1);
-    for (int32_t s = 0; s < n; s++)
-        l->weight.radius[((int64_t)(s / (t + 1)) * b->n + t) * b->n + s % (t + 1)] = INFINITY;
-    if (!is_tight(b, t) || k == 0) return OK; /* of the first layer they are exact */
-    TRY(begin_back(b, n));
+    bool has_pass = moves(b, t) && k > 0 && is_far(b, k);
+    if (has_pass) TRY(begin_back(b, n, t));
     for (int32_t s = 0; s < n; s++) {
         int32_t h = s / (t + 1), j = s % (t + 1);
-        int64_t q = (int64_t)t * b->width + 2 * b->gated + h * c->dim_qk;
-        int64_t key = (int64_t)j * b->width + 2 * b->gated + (c->n_heads + h) * c->dim_qk;
-        for (int32_t d = 0; d < c->dim_qk; d++) {
+        int64_t q = query_at(b, l, h, t), key = key_at(b, l, h, j);
+        double *radius = &l->weight.radius[pair_at(b, h, t, j)];
+        *radius = moves(b, t) && !has_pass ? alpha * score_radius(b, k, h, t, j) : 0;
+        for (int32_t d = 0; d < c->dim_qk && has_pass; d++) {
             b->grad_act[(q + d) * n + s] += alpha * l->act.centre[key + d];
             if (j >= b->moved) b->grad_act[(key + d) * n + s] += alpha * l->act.centre[q + d];
         }
-        b->error[s] = alpha * score_error(b, l, h, t, j);
+        if (has_pass) b->error[s] = alpha * score_error(b, l, h, t, j);
     }
-    finish_back(b, k, t, true);
-    for (int32_t s = 0; s < n; s++)
-        l->weight.radius[((int64_t)(s / (t + 1)) * b->n + t) * b->n + s % (t + 1)] = b->radius[s];
+    if (has_pass) finish_back(b, k, 0, t, true);
+    for (int32_t s = 0; s < n && has_pass; s++)
+        l->weight.radius[pair_at(b, s / (t + 1), t, s % (t + 1))] = b->radius[s];
     return OK;
 }
 
-/* What a norm wants to know of its row, from a pass with the directions of the centred row and of
- * c0: to (dim, dim + 1). */
-static void centred_directions(const double *row, int32_t dim, double *to) {
+/* to (dim, dim + 1): the directions of the row, or of the centred one, and of c0. */
+static void put_directions(const double *row, int32_t dim, bool is_centred, double *to) {
     double mean = 0;
     for (int32_t e = 0; e < dim; e++)
         mean += row[e] / dim;
     for (int32_t e = 0; e < dim; e++) {
         for (int32_t s = 0; s < dim; s++)
-            to[e * (dim + 1) + s] = (s == e) - 1.0 / dim;
+            to[e * (dim + 1) + s] = (s == e) - (is_centred ? 1.0 / dim : 0);
         to[e * (dim + 1) + dim] = row[e] - mean;
     }
 }
 
-static void take_centred(const bounds *b, int32_t dim, int32_t last, norm_form *to) {
+static void take_centred(const bounds *b, int end, int32_t dim, int32_t last, norm_form *to) {
     memcpy(to->rc, b->radius, (size_t)dim * sizeof *to->rc);
-    to->most_along = fmin(to->most_along, b->radius[dim]);
-    to->length = movement(b, 0, dim, last);
+    to->most_along = b->radius[dim];
+    to->length = movement(b, end, 0, dim, last);
 }
 
-/* The radii of the attention of row t. */
-static status tighten_attn(bounds *b, int k, int32_t t) {
+/* The attention of row t, for its norm. */
+static status bound_attn(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
     int32_t gated = b->gated, n = gated + 1;
-    if (!is_tight(b, t)) return OK;
-    TRY(begin_back(b, n));
+    norm_reset(&l->mid[t], gated, 0);
+    if (!moves(b, t)) return OK;
+    TRY(begin_back(b, n, t));
     double *go = b->grad_room + (int64_t)(ROWS + gated) * n;
-    centred_directions(l->attn.centre + (int64_t)t * gated, gated, go);
+    put_directions(l->attn.centre + (int64_t)t * gated, gated, true, go);
     attend_back(b, l, t, go);
-    finish_back(b, k, t, true);
-    take_centred(b, gated, t, &l->mid[t]);
+    finish_back(b, k, end_of(b, k), t, true);
+    take_centred(b, end_of(b, k), gated, t, &l->mid[t]);
     return OK;
 }
 
-/* The radii of the normed attention of row t. */
-static status tighten_mids(bounds *b, int k, int32_t t) {
+/* The normed attention of row t, for the product with u. */
+static status bound_mids(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
     int32_t n = b->gated;
-    span m = span_at(&l->mids, (int64_t)t * n);
-    if (!is_tight(b, t)) return OK;
-    TRY(begin_back(b, n));
+    double *radius = l->mids.radius + (int64_t)t * n;
+    if (!moves(b, t)) return OK;
+    TRY(begin_back(b, n, t));
     double *gg = b->grad_room + ROWS * n;
     memset(gg, 0, 2 * (size_t)n * (size_t)n * sizeof *gg);
     for (int32_t g = 0; g < n; g++)
         gg[g * n + g] = 1;
     norm_attend_back(b, l, t, gg);
-    finish_back(b, k, t, true);
+    finish_back(b, k, end_of(b, k), t, true);
     for (int32_t g = 0; g < n; g++)
-        m.radius[g] = fmin(m.radius[g], b->radius[g]);
-    l->mid[t].y_length = fmin(l->mid[t].y_length, movement(b, 0, n, t));
+        radius[g] = fmin(radius[g], b->radius[g]);
+    l->mid[t].y_length = fmin(l->mid[t].y_length, movement(b, end_of(b, k), 0, n, t));
     return OK;
 }
 
-/* Of a row of hidden[k + 1], for the norm that reads it. */
-static status tighten_out(bounds *b, int k, int32_t t, const span *out) {
+/* A row of hidden[k + 1], for the norm that reads it: its box where passes end there. */
+static status bound_out(bounds *b, int k, int32_t t) {
     int32_t dim = b->dim, n = dim + 1;
-    if (k + 1 == b->n_layers || !is_tight(b, t)) return OK;
-    TRY(begin_back(b, n));
-    centred_directions(out->centre, dim, b->grad + (int64_t)t * dim * n);
-    finish_back(b, k, t, false);
-    take_centred(b, dim, t, &b->layers[k + 1].in[t]);
+    int64_t row = (int64_t)t * dim;
+    const span *out = &b->hidden[k + 1];
+    if (k + 1 == b->n_layers) return OK;
+    norm_form *f = &b->layers[k + 1].in[t];
+    norm_reset(f, dim, 0);
+    memset(out->radius + row, 0, (size_t)dim * sizeof *out->radius);
+    if (!moves(b, t)) return OK;
+    TRY(begin_back(b, n, t));
+    put_directions(out->centre + row, dim, is_far(b, k + 1), b->grad + row * n);
+    finish_back(b, k, end_of(b, k), t, false);
+    take_centred(b, end_of(b, k), dim, t, f);
+    if (is_far(b, k + 1)) return OK;
+    memcpy(out->radius + row, b->radius, (size_t)dim * sizeof *b->radius);
+    for (int32_t e = 0; e < dim; e++)
+        f->rc[e] = INFINITY;
     return OK;
-}
-
-/* The radii of what goes into the silu, from the coefficients of the layer's input. */
-static status tighten_act(bounds *b, int k, int32_t t, const span *act) {
-    bounds_layer *l = &b->layers[k];
-    int32_t n = b->width, dim = b->dim;
-    const double *from_x = l->from_x + (int64_t)t * n * dim;
-    if (!is_tight(b, t)) return OK;
-    TRY(begin_back(b, n));
-    memcpy(b->error, l->rest + (int64_t)t * n, (size_t)n * sizeof *b->error);
-    for (int32_t w = 0; w < n; w++)
-        for (int32_t e = 0; e < dim; e++)
-            b->grad[((int64_t)t * dim + e) * n + w] = from_x[w * dim + e];
-    finish_back(b, k - 1, t, false);
-    for (int32_t w = 0; w < n; w++)
-        act->radius[w] = fmin(act->radius[w], b->radius[w]);
-    return OK;
-}
-
-/* The lengths of the movement of u, v, q and k: of a tight token, from the pass of tighten_act. */
-static void measure_acts(bounds *b, bounds_layer *l, int32_t t) {
-    const hstu_layer_config *c = &l->from->config;
-    int32_t n = b->width, n_of = n_blocks(c);
-    int64_t act = (int64_t)t * n;
-    for (int64_t i = b->moved * (int64_t)b->dim; i < (t + 1) * (int64_t)b->dim && is_tight(b, t);
-         i++)
-        for (int32_t w = 0; w < n; w++)
-            b->grad[i * n + w] *= l->slope[act + w];
-    for (int32_t w = 0; w < n && is_tight(b, t); w++)
-        b->error[w] = b->error[w] * fabs(l->slope[act + w]) + l->act.error[act + w];
-    for (int32_t k = 0, first = 0; k < n_of; k++) {
-        int32_t dim = k == 0 ? b->gated : k <= c->n_heads ? c->dim_v : c->dim_qk;
-        const double *r = l->act.radius + act + first;
-        double box = length_of(r, dim);
-        l->length[t * n_of + k] = is_tight(b, t) ? fmin(box, movement(b, first, dim, t)) : box;
-        first += dim;
-    }
 }
 
 /* u, v, q, k of a token. */
-static status project(bounds *b, int k, const span *x, int32_t t) {
+static status project(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
     int32_t n = b->width, dim = b->dim;
-    span normed = span_at(&l->normed, (int64_t)t * dim), act = span_at(&l->act, (int64_t)t * n);
-    double *slope = l->slope + (int64_t)t * n, *rest = l->rest + (int64_t)t * n;
-    double *from_x = l->from_x + (int64_t)t * n * dim;
-    norm_row(x->centre, x->radius, dim, (double)l->from->config.eps, &l->in[t], &normed);
-    bool moves = t >= b->moved;
-    if (moves) norm_through(&l->in[t], dim, l->uvqk, n, from_x);
-    for (int32_t w = 0; w < n; w++)
-        act.centre[w] = act.radius[w] = rest[w] = 0;
+    int64_t row = (int64_t)t * dim, act = (int64_t)t * n;
+    span x = span_at(&b->hidden[k], row), normed = span_at(&l->normed, row);
+    bool has_box = k == 0 || !is_far(b, k);
+    norm_row(x.centre, has_box ? x.radius : NULL, dim, (double)l->from->config.eps, &l->in[t],
+             &normed);
+    memset(l->act.centre + act, 0, (size_t)n * sizeof(double));
     for (int32_t e = 0; e < dim; e++)
-#pragma omp simd
-        for (int32_t w = 0; w < n; w++) {
-            double weight = l->uvqk[(int64_t)e * n + w];
-            act.centre[w] += weight * normed.centre[e];
-            act.radius[w] += fabs(weight) * normed.radius[e];
-        }
-    norm_error(&l->in[t], normed.error, dim, l->uvqk, n, rest, b->room);
-    TRY(tighten_act(b, k, t, &act));
-    for (int32_t w = 0; w < n; w++) {
-        double *row = from_x + (int64_t)w * dim;
-        double linear = moves ? rest[w] + reach(row, x->radius, dim) : INFINITY;
-        double radius = fmin(act.radius[w], linear);
-        slope[w] =
-            span_silu(act.centre[w], radius, 1, &act.centre[w], &act.radius[w], &act.error[w]);
-        rest[w] = fabs(slope[w]) * rest[w] + act.error[w];
-        for (int32_t e = 0; e < dim && moves; e++)
-            row[e] *= slope[w];
-    }
-    measure_acts(b, l, t);
+        add(l->act.centre + act, normed.centre[e], l->uvqk + (int64_t)e * n, n);
+    if (moves(b, t)) return bound_acts(b, k, t);
+    for (int64_t w = act; w < act + n; w++)
+        l->slope[w] = span_silu(l->act.centre[w], 0, 1, l->act.centre + w, l->act.radius + w,
+                                l->act.error + w);
+    int32_t n_lengths = 3 * l->from->config.n_heads;
+    memset(l->length + t * n_lengths, 0, (size_t)n_lengths * sizeof *l->length);
     return OK;
 }
 
-/* out = (u * norm(o)) W + bias + x.  Of the row's own input the coefficients in out are added up
- * before their sizes are taken. */
-static status gate(bounds *b, int k, const span *x, int32_t t, const span *out) {
+/* out = (u * norm(o)) W + bias + x */
+static status gate(bounds *b, int k, int32_t t) {
     bounds_layer *l = &b->layers[k];
     int32_t n = b->gated, dim = b->dim;
-    int64_t u = (int64_t)t * b->width;
-    span o = span_at(&l->attn, (int64_t)t * n), m = span_at(&l->mids, (int64_t)t * n);
-    double *own = b->room, *weight = own + n * dim, *through = weight + n * dim;
-    double *by = through + n * dim, *other = by + dim * dim, *row = other + n + 2 * dim,
-           *rest = row + dim;
-    norm_form *f = &l->mid[t];
+    const double *u = l->act.centre + (int64_t)t * b->width;
+    span m = span_at(&l->mids, (int64_t)t * n);
+    double *out = b->hidden[k + 1].centre + (int64_t)t * dim;
     const param *bias = l->from->proj_bias;
-    norm_reset(f, n);
-    TRY(tighten_scores(b, k, t));
-    attend(b, l, x->radius - (int64_t)t * dim, t, own, other);
-    double mean = 0, along = 0;
+    TRY(bound_scores(b, k, t));
+    attend(b, l, t);
+    TRY(bound_attn(b, k, t));
+    norm_row(l->attn.centre + (int64_t)t * n, NULL, n, (double)l->from->config.eps, &l->mid[t], &m);
+    TRY(bound_mids(b, k, t));
+    for (int32_t e = 0; e < dim; e++)
+        out[e] =
+            b->hidden[k].centre[(int64_t)t * dim + e] + (bias != NULL ? (double)bias->value[e] : 0);
     for (int32_t g = 0; g < n; g++)
-        mean += o.centre[g] / n;
-    memset(row, 0, 2 * (size_t)dim * sizeof *row);
-    for (int32_t g = 0; g < n; g++) {
-        add(row, o.centre[g] - mean, own + (int64_t)g * dim, dim);
-        along += fabs(o.centre[g] - mean) * other[g];
-    }
-    f->most_along = along + reach(row, x->radius, dim);
-    TRY(tighten_attn(b, k, t));
-    norm_row(o.centre, o.radius, n, (double)l->from->config.eps, f, &m);
-    TRY(tighten_mids(b, k, t));
-    for (int32_t g = 0; g < n; g++)
-        for (int32_t e = 0; e < dim; e++)
-            weight[g * dim + e] = l->act.centre[u + g] * l->proj[g * dim + e];
-    if (t >= b->moved) {
-        norm_through(f, n, weight, dim, through);
-        norm_error(f, m.error, n, weight, dim, rest, rest + dim);
-        cross_error(l->proj, n, dim, l->act.radius + u, l->length[t * n_blocks(&l->from->config)],
-                    m.radius, f->y_length, rest, rest + dim);
-    }
-    memset(by, 0, (size_t)dim * (size_t)dim * sizeof *by);
-    for (int32_t e = 0; e < dim; e++) {
-        double centre = x->centre[e] + (bias != NULL ? (double)bias->value[e] : 0);
-        double *to = by + (int64_t)e * dim;
-        to[e] = 1;
-        for (int32_t g = 0; g < n; g++) {
-            double w = l->proj[g * dim + e];
-            centre += w * l->act.centre[u + g] * m.centre[g];
-            if (t < b->moved) continue;
-            rest[e] +=
-                fabs(through[e * n + g]) * other[g] + fabs(w) * fabs(m.centre[g]) * l->rest[u + g];
-            add(to, through[e * n + g], own + (int64_t)g * dim, dim);
-            add(to, w * m.centre[g], l->from_x + (u + g) * dim, dim);
-        }
-        out->centre[e] = centre;
-        out->radius[e] = t < b->moved ? 0 : rest[e] + reach(to, x->radius, dim);
-    }
-    return tighten_out(b, k, t, out);
+        add(out, u[g] * m.centre[g], l->proj + (int64_t)g * dim, dim);
+    return bound_out(b, k, t);
 }
 
 status bounds_run(bounds *b, const bounds_query *q) {
@@ -1029,22 +958,16 @@ status bounds_run(bounds *b, const bounds_query *q) {
         return fail(ERR_CONFIG, "a history of %d events; the model reads 1 to %d", q->n, b->max_n);
     b->n = q->n;
     embed(b, q);
-    for (int k = 0; k < b->n_layers; k++)
-        for (int32_t t = 0; t < b->n; t++)
-            norm_reset(&b->layers[k].in[t], b->dim);
+    for (int32_t t = 0; t < b->n; t++)
+        norm_reset(&b->layers[0].in[t], b->dim, INFINITY);
     for (int k = 0; k < b->n_layers; k++) {
         bounds_layer *l = &b->layers[k];
         l->first = k + 1 == b->n_layers ? q->n - 1 : 0;
         take_biases(b, l, q->time);
-        for (int32_t t = 0; t < q->n; t++) {
-            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
-            TRY(project(b, k, &x, t));
-        }
-        for (int32_t t = l->first; t < q->n; t++) {
-            span x = span_at(&b->hidden[k], (int64_t)t * b->dim);
-            span out = span_at(&b->hidden[k + 1], (int64_t)t * b->dim);
-            TRY(gate(b, k, &x, t, &out));
-        }
+        for (int32_t t = 0; t < q->n; t++)
+            TRY(project(b, k, t));
+        for (int32_t t = l->first; t < q->n; t++)
+            TRY(gate(b, k, t));
     }
     return OK;
 }
@@ -1053,18 +976,14 @@ const double *bounds_centre(const bounds *b) {
     return b->hidden[b->n_layers].centre + (int64_t)(b->n - 1) * b->dim;
 }
 
-const double *bounds_radius(const bounds *b) {
-    return b->hidden[b->n_layers].radius + (int64_t)(b->n - 1) * b->dim;
-}
-
 status bounds_relax(bounds *b, int32_t n, const double *direction, bounds_form *out) {
     int64_t last = (int64_t)(b->n - 1) * b->dim;
-    TRY(begin_back(b, n));
+    TRY(begin_back(b, n, b->n - 1));
     memset(b->grad, 0, (size_t)b->moved * (size_t)b->dim * (size_t)n * sizeof *b->grad);
     for (int32_t e = 0; e < b->dim; e++)
         for (int32_t s = 0; s < n; s++)
             b->grad[(last + e) * n + s] = direction[(int64_t)s * b->dim + e];
-    finish_back(b, b->n_layers - 1, b->n - 1, false);
+    finish_back(b, b->n_layers - 1, 0, b->n - 1, false);
     *out = (bounds_form){n, b->radius, b->error, b->grad};
     return OK;
 }

@@ -8,6 +8,9 @@ const char *const verdict_names[VERDICTS] = {"unchanged", "changed", "unknown"};
  * examples of a change, and the items after the list that are looked at for them. */
 enum { DIRECTIONS = 24, TRIES = 3, NEAR = 12 };
 
+/* Of bounds_query: with more events that move, passes through several layers take long. */
+enum { FAR_EVENTS = 24 };
+
 /* A difference of two scores that is not proved to stay above 0. */
 typedef struct open_pair {
     int32_t above, below; /* rows */
@@ -131,7 +134,7 @@ static status enclose(certify *c, double eps, row_form *to) {
     memcpy(to->gradient, f.gradient, (size_t)c->q.n * (size_t)c->dim * bytes);
     to->size = (double)sqrtf((float)c->dim) * eps;
     for (int32_t i = 0; i < c->dim; i++) {
-        to->box[i] = fmin(bounds_radius(c->bounds)[i], f.radius[i]);
+        to->box[i] = f.radius[i];
         farthest += pow(fabs(to->centre[i]) + to->box[i], 2);
     }
     c->slack = 2 * BOUNDS_SLACK * c->longest * sqrt(farthest);
@@ -140,6 +143,7 @@ static status enclose(certify *c, double eps, row_form *to) {
 
 status certify_user(certify *c, const bounds_query *q, const int32_t *seen, int32_t n_seen) {
     c->q = *q;
+    c->q.n_far = FAR_EVENTS;
     c->n_order = 0;
     if (c->q.n_moved > q->n) c->q.n_moved = q->n;
     TRY(enclose(c, 0, &c->still));

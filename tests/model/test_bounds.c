@@ -6,13 +6,14 @@
 
 enum { DIM = 12, EVENTS = 13, ITEMS = 90, DIRECTIONS = DIM + 3 };
 
-/* A model of two layers, and users whose items are all different, so that each event's embedding
- * can move by itself. */
+/* A model of two layers or three, and users whose items are all different, so that each event's
+ * embedding can move by itself. */
 typedef struct rig {
     toy_model t;
     toy_batch b;
     bounds *of;
     float *item; /* (ITEMS + 1, DIM): the table before it moves */
+    int32_t n_far;
     double direction[DIRECTIONS * DIM];
 } rig;
 
@@ -37,6 +38,8 @@ static void open_rig(rig *r, uint64_t seed) {
         r->t.c.network.dim_qk = 4;
         r->t.c.network.dim_v = 7;
     }
+    r->n_far = seed == 4 ? 0 : EVENTS;
+    if (seed >= 4) r->t.c.network.n_layers = 3;
     toy_model_remake(&r->t, &limits, seed);
     if (seed % 2 == 1) toy_enlarge(&r->t);
     toy_batch_make(&r->b, TOY_HSTU_RESEARCH, seed);
@@ -63,13 +66,13 @@ static void close_rig(rig *r) {
 
 /* A user's balls, and what encloses the last row. */
 typedef struct enclosure {
-    double centre[DIM], radius[DIM], around[DIRECTIONS], size[DIRECTIONS];
+    double centre[DIM], around[DIRECTIONS], size[DIRECTIONS];
     double gradient[EVENTS * DIM * DIRECTIONS];
 } enclosure;
 
 static bounds_query query_of(const rig *r, int u, double eps) {
     int32_t first = r->b.offsets[u], n = r->b.offsets[u + 1] - first;
-    return (bounds_query){n, r->b.item + first, r->b.time + first, n - u % 2, eps, NULL};
+    return (bounds_query){n, r->b.item + first, r->b.time + first, n - u % 2, eps, NULL, r->n_far};
 }
 
 static void enclose(rig *r, int u, double eps, enclosure *e) {
@@ -78,7 +81,6 @@ static void enclose(rig *r, int u, double eps, enclosure *e) {
     CHECK_OK(bounds_run(r->of, &q));
     CHECK_OK(bounds_relax(r->of, DIRECTIONS, r->direction, &form));
     memcpy(e->centre, bounds_centre(r->of), sizeof e->centre);
-    memcpy(e->radius, bounds_radius(r->of), sizeof e->radius);
     memcpy(e->size, form.radius, sizeof e->size);
     memcpy(e->gradient, form.gradient, sizeof *e->gradient * (size_t)(q.n * DIM * DIRECTIONS));
     for (int s = 0; s < DIRECTIONS; s++) {
@@ -118,8 +120,6 @@ static void compare(rig *r, const enclosure *e, double used[TOY_USERS][DIRECTION
         for (int d = 0; d < DIM; d++)
             length += (double)x[d] * (double)x[d];
         double rounding = BOUNDS_SLACK * sqrt(length) / 2;
-        for (int d = 0; d < DIM; d++)
-            CHECK(fabs((double)x[d] - e[u].centre[d]) <= e[u].radius[d] + rounding);
         for (int s = 0; s < DIRECTIONS; s++) {
             double at = 0;
             for (int d = 0; d < DIM; d++)
@@ -158,8 +158,8 @@ static void try_movements(uint64_t seed, double eps, int n) {
  * bounds a little smaller would fail. */
 TEST(bounds_hold_what_the_model_computes) {
     static const double eps[] = {0, 1e-4, 1e-3, 1e-2, 0.1, 3};
-    int n = test_is_brief() ? 60 : 1200; /* of six users each: 170,000 movements in all */
-    for (uint64_t seed = 0; seed < 4; seed++)
+    int n = test_is_brief() ? 60 : 1200; /* of six users each: 260,000 movements in all */
+    for (uint64_t seed = 0; seed < 6; seed++)
         for (size_t k = 0; k < sizeof eps / sizeof *eps; k++)
             try_movements(seed, eps[k], n);
 }

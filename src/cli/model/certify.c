@@ -75,8 +75,10 @@ static status certify_one(service *v, certify *c, user_result *r, arena *scratch
     const certified_item *list;
     TRY(open_user(v, r->user, scratch, &u, &seen, &n_seen));
     uint64_t before = u.n > (uint64_t)v->s->max_history; /* an event that is not read */
-    bounds_query q = {
-        (int32_t)(u.n - before), u.item + before, u.time + before, v->a->n_moved, 0, NULL};
+    bounds_query q = {.n = (int32_t)(u.n - before),
+                      .item = u.item + before,
+                      .time = u.time + before,
+                      .n_moved = v->a->n_moved};
     TRY(certify_user(c, &q, seen, n_seen));
     r->n_events = q.n;
     r->n_list = certify_list(c, &list);
