@@ -15,8 +15,7 @@ static size_t touch(const engine_id *id) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
-    request_infer r;
-    infer_asks q;
+    request_infer q;
     char header[24];
     arena a;
     volatile size_t sum = 0;
@@ -25,8 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     snprintf(header, sizeof header, "%u", length);
     arena_init(&a, 1024);
     if (request_infer_read(&a, (const char *)bytes + 2, n - 2, length == 65535 ? NULL : header,
-                           &r) == OK &&
-        infer_asks_make(&a, &r, &q) == OK) {
+                           &q) == OK) {
         if (q.n == 0 || q.n > INFER_MAX_BATCH) abort();
         for (size_t i = 0; i < q.n; i++) {
             for (size_t k = 0; k < q.ask[i].n_candidates; k++)

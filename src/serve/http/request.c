@@ -466,12 +466,27 @@ static const datatype datatypes[] = {
     {"BYTES", 0, false},  {NULL, 0, false},
 };
 
+typedef struct infer_tensor {
+    const char *name;
+    int n_dims;
+    int64_t shape[INFER_MAX_DIMS];
+    size_t n;      /* elements */
+    engine_id *at; /* (n) */
+} infer_tensor;
+
+enum { USERS, CANDIDATES, TOP_K, TOKENS, LENGTHS, N_CANDIDATES, N_INPUTS };
+
 /* While a body is read. */
 typedef struct reader {
     arena *a;
     const char *bytes; /* of the binary tensors that are left */
     size_t n_bytes;
-    size_t n_elements; /* of all tensors so far */
+    size_t n_elements;          /* of all tensors so far */
+    infer_tensor *in[N_INPUTS]; /* NULL: not sent */
+    /* The parameters of the request. */
+    bool is_binary; /* outputs that do not say otherwise */
+    bool has_rules; /* some of them are rules (model/item_rules.h) */
+    int64_t timeout_us, priority;
 } reader;
 
 static status find_datatype(const json_value *input, const char *name, const datatype **out) {
@@ -607,7 +622,7 @@ static status read_parameters(arena *a, const json_value *v, const member *membe
     return st == OK ? OK : fail_prefix(st, "parameters");
 }
 
-#define INFER_AT(name) .at = offsetof(request_infer, name)
+#define INFER_AT(name) .at = offsetof(reader, name)
 static const member infer_members[] = {
     {"timeout", read_number, INFER_AT(timeout_us), .min = 0, .max = INFER_MAX_TIMEOUT},
     {"priority", read_number, INFER_AT(priority), .min = 0, .max = UINT32_MAX},
@@ -616,10 +631,22 @@ static const member infer_members[] = {
     {0},
 };
 
-static status read_input(reader *r, const json_value *v, infer_tensor *t) {
+/* Which of these a name is; n: none. */
+static int find_name(const char *name, const char *const *names, int n) {
+    int i = 0;
+    while (i < n && strcmp(names[i], name) != 0)
+        i++;
+    return i;
+}
+
+static status read_input(reader *r, const json_value *v) {
+    static const char *const names[] = {"USER_IDS", "CANDIDATES",    "TOP_K",
+                                        "TOKENS",   "TOKEN_LENGTHS", "NUM_CANDIDATES"};
     static const member members[] = {{"binary_data_size", read_number, .max = INT64_MAX}, {0}};
     const datatype *d = NULL;
+    infer_tensor *t;
     int64_t size = -1;
+    TRY(ARENA_NEW(r->a, &t, 1));
     if (v->type != JSON_OBJECT || json_member_string(v, "name", &t->name) != OK)
         return fail(ERR_USAGE, "inputs: each is an object with name, shape, datatype and data");
     TRY(find_datatype(v, t->name, &d));
@@ -627,110 +654,59 @@ static status read_input(reader *r, const json_value *v, infer_tensor *t) {
     TRY(ARENA_NEW(r->a, &t->at, t->n));
     const json_value *data = json_member(v, "data");
     TRY(read_parameters(r->a, v, members, &size));
-    if (size >= 0) return read_binary_data(r, (size_t)size, d, t);
-    if (data != NULL) return read_json_data(data, d, t);
-    return fail(ERR_USAGE, "input %.64s has neither data nor binary_data_size", t->name);
+    if (size < 0 && data == NULL)
+        return fail(ERR_USAGE, "input %.64s has neither data nor binary_data_size", t->name);
+    TRY(size >= 0 ? read_binary_data(r, (size_t)size, d, t) : read_json_data(data, d, t));
+    int which = find_name(t->name, names, N_INPUTS);
+    if (which == N_INPUTS)
+        return fail(ERR_USAGE,
+                    "there is no input %.64s; there are USER_IDS, CANDIDATES, TOP_K, TOKENS, "
+                    "TOKEN_LENGTHS and NUM_CANDIDATES",
+                    t->name);
+    if (r->in[which] != NULL) return fail(ERR_USAGE, "input %.64s is given twice", t->name);
+    r->in[which] = t;
+    return OK;
 }
 
-static status read_inputs(reader *r, const json_value *root, request_infer *out) {
+static status read_inputs(reader *r, const json_value *root) {
     const json_value *inputs = json_member(root, "inputs");
     if (inputs == NULL || inputs->type != JSON_ARRAY || inputs->n_children == 0 ||
         inputs->n_children > INFER_MAX_TENSORS)
         return fail(ERR_USAGE, "inputs: expected a list of tensors; GET the model for their names");
     for (const json_value *v = inputs->first; v != NULL; v = v->next)
-        TRY(read_input(r, v, &out->inputs[out->n_inputs++]));
+        TRY(read_input(r, v));
     if (r->n_bytes > 0)
         return fail(ERR_USAGE, "%zu bytes of the body belong to no input", r->n_bytes);
     return OK;
 }
 
-static status read_outputs(arena *a, const json_value *root, request_infer *out) {
+/* Those that a list names, or all; of one that is named twice the first counts. */
+static status read_outputs(const reader *r, const json_value *root, infer_output *out) {
+    static const char *const names[] = {"ITEM_IDS", "OUTPUT", "SOURCE"};
     static const member members[] = {
         {"binary_data", read_flag, .at = offsetof(infer_output, is_binary)}, {0}};
     const json_value *outputs = json_member(root, "outputs");
-    if (outputs == NULL) return OK;
-    if (outputs->type != JSON_ARRAY || outputs->n_children > INFER_MAX_TENSORS)
+    if (outputs != NULL && (outputs->type != JSON_ARRAY || outputs->n_children > INFER_MAX_TENSORS))
         return fail(ERR_USAGE, "outputs: expected a list of {\"name\"}");
-    for (const json_value *v = outputs->first; v != NULL; v = v->next) {
-        infer_output *o = &out->outputs[out->n_outputs++];
-        if (v->type != JSON_OBJECT || json_member_string(v, "name", &o->name) != OK)
+    bool has_list = outputs != NULL && outputs->first != NULL;
+    for (int i = 0; i < N_INFER_OUTPUTS && !has_list; i++)
+        out[i] = (infer_output){true, r->is_binary};
+    for (const json_value *v = has_list ? outputs->first : NULL; v != NULL; v = v->next) {
+        infer_output o = {true, r->is_binary};
+        const char *name;
+        if (v->type != JSON_OBJECT || json_member_string(v, "name", &name) != OK)
             return fail(ERR_USAGE, "outputs: each is an object with a name");
-        if (strcmp(o->name, "OUTPUT") != 0 && strcmp(o->name, "ITEM_IDS") != 0 &&
-            strcmp(o->name, "SOURCE") != 0)
+        int which = find_name(name, names, N_INFER_OUTPUTS);
+        if (which == N_INFER_OUTPUTS)
             return fail(ERR_USAGE,
-                        "there is no output %.64s; there are OUTPUT, ITEM_IDS and SOURCE", o->name);
-        o->is_binary = out->is_binary;
-        TRY(read_parameters(a, v, members, o));
+                        "there is no output %.64s; there are OUTPUT, ITEM_IDS and SOURCE", name);
+        TRY(read_parameters(r->a, v, members, &o));
+        if (!out[which].is_wanted) out[which] = o;
     }
     return OK;
-}
-
-status request_infer_read(arena *a, const char *body, size_t n, const char *json_bytes,
-                          request_infer *out) {
-    const json_value *root;
-    size_t n_json = n;
-    int64_t length;
-    *out = (request_infer){0};
-    if (json_bytes != NULL) {
-        if (!seq_id_number(json_bytes, strlen(json_bytes), &length) || length < 0 ||
-            (uint64_t)length > n)
-            return fail(ERR_USAGE,
-                        "Inference-Header-Content-Length: %.20s is not the length of "
-                        "the JSON part of this body",
-                        json_bytes);
-        n_json = (size_t)length;
-    }
-    reader r = {.a = a, .bytes = body + n_json, .n_bytes = n - n_json};
-    TRY(read_object(a, body, n_json, &root));
-    const json_value *id = json_member(root, "id");
-    if (id != NULL && id->type == JSON_STRING) out->id = id->string;
-    TRY(read_parameters(a, root, infer_members, out));
-    if (out->has_rules) out->rules = json_member(root, "parameters");
-    TRY(read_outputs(a, root, out));
-    return read_inputs(&r, root, out);
-}
-
-bool infer_wants(const request_infer *r, const char *name, bool *is_binary) {
-    *is_binary = r->is_binary;
-    for (int i = 0; i < r->n_outputs; i++) {
-        if (strcmp(r->outputs[i].name, name) != 0) continue;
-        *is_binary = r->outputs[i].is_binary;
-        return true;
-    }
-    return r->n_outputs == 0;
 }
 
 /* From tensors to requests: what the names of inputs mean. */
-
-/* The inputs by name; NULL: not there. */
-typedef struct tensors {
-    const infer_tensor *users, *candidates, *top_k, *tokens, *lengths, *n_candidates;
-} tensors;
-
-static status find_tensors(const request_infer *r, tensors *t) {
-    struct {
-        const char *name;
-        const infer_tensor **at;
-    } known[] = {{"USER_IDS", &t->users},        {"CANDIDATES", &t->candidates},
-                 {"TOP_K", &t->top_k},           {"TOKENS", &t->tokens},
-                 {"TOKEN_LENGTHS", &t->lengths}, {"NUM_CANDIDATES", &t->n_candidates}};
-    enum { N = sizeof known / sizeof known[0] };
-    *t = (tensors){0};
-    for (int i = 0; i < r->n_inputs; i++) {
-        int k = 0;
-        while (k < N && strcmp(known[k].name, r->inputs[i].name) != 0)
-            k++;
-        if (k == N)
-            return fail(ERR_USAGE,
-                        "there is no input %.64s; there are USER_IDS, CANDIDATES, TOP_K, "
-                        "TOKENS, TOKEN_LENGTHS and NUM_CANDIDATES",
-                        r->inputs[i].name);
-        if (*known[k].at != NULL)
-            return fail(ERR_USAGE, "input %.64s is given twice", r->inputs[i].name);
-        *known[k].at = &r->inputs[i];
-    }
-    return OK;
-}
 
 /* A number; actions in TOKENS of text ids are text, too. */
 static status count(const engine_id *id, const char *name, int64_t max, size_t *out) {
@@ -743,37 +719,37 @@ static status count(const engine_id *id, const char *name, int64_t max, size_t *
     return OK;
 }
 
-static status check_together(const tensors *t) {
-    if (t->tokens == NULL && (t->lengths != NULL || t->n_candidates != NULL))
+static status check_together(infer_tensor *const *in) {
+    if (in[TOKENS] == NULL && (in[LENGTHS] != NULL || in[N_CANDIDATES] != NULL))
         return fail(ERR_USAGE, "TOKEN_LENGTHS and NUM_CANDIDATES need TOKENS");
-    if (t->tokens != NULL && t->lengths == NULL)
+    if (in[TOKENS] != NULL && in[LENGTHS] == NULL)
         return fail(ERR_USAGE, "TOKENS needs TOKEN_LENGTHS");
-    if (t->tokens == NULL && t->users == NULL)
+    if (in[TOKENS] == NULL && in[USERS] == NULL)
         return fail(ERR_USAGE, "USER_IDS is missing, or TOKENS with whole histories");
-    if (t->candidates != NULL && t->n_candidates != NULL)
+    if (in[CANDIDATES] != NULL && in[N_CANDIDATES] != NULL)
         return fail(ERR_USAGE, "CANDIDATES and NUM_CANDIDATES exclude each other");
     return OK;
 }
 
 /* Without USER_IDS, NUM_CANDIDATES or the shape of TOKEN_LENGTHS says how many users there are. */
-static status find_batch(const tensors *t, size_t *out) {
-    const infer_tensor *first = t->users != NULL          ? t->users
-                                : t->n_candidates != NULL ? t->n_candidates
-                                                          : t->lengths;
+static status find_batch(infer_tensor *const *in, size_t *out) {
+    const infer_tensor *first = in[USERS] != NULL          ? in[USERS]
+                                : in[N_CANDIDATES] != NULL ? in[N_CANDIDATES]
+                                                           : in[LENGTHS];
     size_t n = first->n;
     if (n == 0 || n > INFER_MAX_BATCH)
         return fail(ERR_USAGE, "%s: from 1 to %d users in one request", first->name,
                     INFER_MAX_BATCH);
-    if (t->n_candidates != NULL && t->n_candidates->n != n)
+    if (in[N_CANDIDATES] != NULL && in[N_CANDIDATES]->n != n)
         return fail(ERR_USAGE, "NUM_CANDIDATES has not one element for each user");
-    if (t->lengths != NULL && t->lengths->n != n && t->lengths->n != 2 * n)
+    if (in[LENGTHS] != NULL && in[LENGTHS]->n != n && in[LENGTHS]->n != 2 * n)
         return fail(ERR_USAGE, "TOKEN_LENGTHS has one element for each user, or two: items, then "
                                "actions; contextual features are not read from requests");
     *out = n;
     return OK;
 }
 
-static status add_candidates(const infer_tensor *c, infer_asks *out) {
+static status add_candidates(const infer_tensor *c, request_infer *out) {
     size_t n = c->n_dims == 2 ? (size_t)c->shape[1] : c->n;
     bool is_each = c->n_dims == 2;
     if (c->n_dims > 2 || n == 0 || (is_each && (size_t)c->shape[0] != out->n))
@@ -817,26 +793,26 @@ static status add_history(arena *a, const engine_id *items, size_t n_items,
     return OK;
 }
 
-static status add_histories(arena *a, const tensors *t, infer_asks *out) {
-    bool has_actions = t->lengths->n == 2 * out->n;
+static status add_histories(arena *a, infer_tensor *const *in, request_infer *out) {
+    bool has_actions = in[LENGTHS]->n == 2 * out->n;
     size_t at = 0, all = 0, *length;
-    TRY(ARENA_NEW(a, &length, t->lengths->n));
-    for (size_t i = 0; i < t->lengths->n; i++) {
-        TRY(count(&t->lengths->at[i], "TOKEN_LENGTHS", INFER_MAX_ELEMENTS, &length[i]));
+    TRY(ARENA_NEW(a, &length, in[LENGTHS]->n));
+    for (size_t i = 0; i < in[LENGTHS]->n; i++) {
+        TRY(count(&in[LENGTHS]->at[i], "TOKEN_LENGTHS", INFER_MAX_ELEMENTS, &length[i]));
         all += length[i];
     }
-    if (all != t->tokens->n)
+    if (all != in[TOKENS]->n)
         return fail(ERR_USAGE, "TOKENS has %zu elements, and TOKEN_LENGTHS adds up to %zu",
-                    t->tokens->n, all);
-    const engine_id *actions = t->tokens->at;
+                    in[TOKENS]->n, all);
+    const engine_id *actions = in[TOKENS]->at;
     for (size_t i = 0; i < out->n; i++)
         actions += length[i];
     for (size_t i = 0; i < out->n; i++) {
         size_t n_candidates = 0, n_actions = has_actions ? length[out->n + i] : 0;
-        if (t->n_candidates != NULL)
-            TRY(count(&t->n_candidates->at[i], "NUM_CANDIDATES", INFER_MAX_ELEMENTS,
+        if (in[N_CANDIDATES] != NULL)
+            TRY(count(&in[N_CANDIDATES]->at[i], "NUM_CANDIDATES", INFER_MAX_ELEMENTS,
                       &n_candidates));
-        TRY(add_history(a, t->tokens->at + at, length[i], has_actions ? actions : NULL, n_actions,
+        TRY(add_history(a, in[TOKENS]->at + at, length[i], has_actions ? actions : NULL, n_actions,
                         n_candidates, &out->ask[i]));
         at += length[i];
         actions += n_actions;
@@ -844,11 +820,11 @@ static status add_histories(arena *a, const tensors *t, infer_asks *out) {
     return OK;
 }
 
-static status find_top_k(const tensors *t, infer_asks *out) {
+static status find_top_k(infer_tensor *const *in, request_infer *out) {
     size_t k = DEFAULT_K;
-    if (t->top_k != NULL) {
-        if (t->top_k->n != 1) return fail(ERR_USAGE, "TOP_K has one element");
-        TRY(count(&t->top_k->at[0], "TOP_K", ENGINE_MAX_K, &k));
+    if (in[TOP_K] != NULL) {
+        if (in[TOP_K]->n != 1) return fail(ERR_USAGE, "TOP_K has one element");
+        TRY(count(&in[TOP_K]->at[0], "TOP_K", ENGINE_MAX_K, &k));
         if (k == 0) return fail(ERR_USAGE, "TOP_K: at least 1");
     }
     out->top_k = (int32_t)k;
@@ -856,7 +832,7 @@ static status find_top_k(const tensors *t, infer_asks *out) {
 }
 
 /* A small body can ask for very much: the same candidates for each of many users. */
-static status check_cost(const infer_asks *q) {
+static status check_cost(const request_infer *q) {
     size_t n = q->has_candidates ? 0 : q->n * (size_t)q->top_k;
     for (size_t i = 0; i < q->n && q->has_candidates; i++) {
         n += q->ask[i].n_candidates;
@@ -868,32 +844,55 @@ static status check_cost(const infer_asks *q) {
                 INFER_MAX_SCORES, q->has_candidates ? "candidates" : "a smaller TOP_K");
 }
 
-static void finish(const request_infer *r, const tensors *t, infer_asks *out) {
+static void finish(const reader *r, const json_value *root, request_infer *out) {
     for (size_t i = 0; i < out->n; i++) {
         engine_request *q = &out->ask[i];
         q->task = out->has_candidates ? ENGINE_RANK : ENGINE_RECOMMEND;
         q->keeps_seen = out->has_candidates;
         q->top_k = out->has_candidates ? 0 : out->top_k;
-        q->has_user = t->users != NULL;
-        if (q->has_user) q->user = t->users->at[i];
-        q->rules = r->rules;
+        q->has_user = r->in[USERS] != NULL;
+        if (q->has_user) q->user = r->in[USERS]->at[i];
+        if (r->has_rules) q->rules = json_member(root, "parameters");
         q->deadline_ns = (uint64_t)r->timeout_us * 1000;
         q->priority = r->priority > 0 ? -(int)(r->priority > 100 ? 100 : r->priority) : 0;
     }
 }
 
-status infer_asks_make(arena *a, const request_infer *r, infer_asks *out) {
-    tensors t;
-    *out = (infer_asks){0};
-    TRY(find_tensors(r, &t));
-    TRY(check_together(&t));
-    TRY(find_batch(&t, &out->n));
-    TRY(ARENA_NEW(a, &out->ask, out->n));
-    TRY(find_top_k(&t, out));
-    if (t.tokens != NULL) TRY(add_histories(a, &t, out));
-    if (t.candidates != NULL) TRY(add_candidates(t.candidates, out));
-    out->has_candidates = t.candidates != NULL || t.n_candidates != NULL;
-    TRY(check_cost(out));
-    finish(r, &t, out);
+static status make_asks(const reader *r, request_infer *out) {
+    infer_tensor *const *in = r->in;
+    TRY(check_together(in));
+    TRY(find_batch(in, &out->n));
+    TRY(ARENA_NEW(r->a, &out->ask, out->n));
+    TRY(find_top_k(in, out));
+    if (in[TOKENS] != NULL) TRY(add_histories(r->a, in, out));
+    if (in[CANDIDATES] != NULL) TRY(add_candidates(in[CANDIDATES], out));
+    out->has_candidates = in[CANDIDATES] != NULL || in[N_CANDIDATES] != NULL;
+    return check_cost(out);
+}
+
+status request_infer_read(arena *a, const char *body, size_t n, const char *json_bytes,
+                          request_infer *out) {
+    const json_value *root;
+    size_t n_json = n;
+    int64_t length;
+    *out = (request_infer){0};
+    if (json_bytes != NULL) {
+        if (!seq_id_number(json_bytes, strlen(json_bytes), &length) || length < 0 ||
+            (uint64_t)length > n)
+            return fail(ERR_USAGE,
+                        "Inference-Header-Content-Length: %.20s is not the length of "
+                        "the JSON part of this body",
+                        json_bytes);
+        n_json = (size_t)length;
+    }
+    reader r = {.a = a, .bytes = body + n_json, .n_bytes = n - n_json};
+    TRY(read_object(a, body, n_json, &root));
+    const json_value *id = json_member(root, "id");
+    if (id != NULL && id->type == JSON_STRING) out->id = id->string;
+    TRY(read_parameters(a, root, infer_members, &r));
+    TRY(read_outputs(&r, root, out->out));
+    TRY(read_inputs(&r, root));
+    TRY(make_asks(&r, out));
+    finish(&r, root, out);
     return OK;
 }

@@ -77,46 +77,22 @@ enum {
     INFER_MAX_TIMEOUT = 600000000 /* microseconds */
 };
 
-typedef struct infer_tensor {
-    const char *name;
-    int n_dims;
-    int64_t shape[INFER_MAX_DIMS];
-    size_t n;      /* elements */
-    engine_id *at; /* (n) */
-} infer_tensor;
-
+/* In the order in which they are sent. */
+enum { INFER_ITEMS, INFER_SCORES, INFER_SOURCES, N_INFER_OUTPUTS };
 typedef struct infer_output {
-    const char *name;
-    bool is_binary;
+    bool is_wanted, is_binary;
 } infer_output;
 
 typedef struct request_infer {
-    const char *id; /* of the request, or NULL */
-    infer_tensor inputs[INFER_MAX_TENSORS];
-    int n_inputs;
-    infer_output outputs[INFER_MAX_TENSORS]; /* that were asked for; none: all */
-    int n_outputs;
-    bool is_binary; /* outputs that do not say otherwise */
-    bool has_rules;
-    int64_t timeout_us, priority;
-    const json_value
-        *rules; /* its parameters, where some are rules (model/item_rules.h); or NULL */
+    const char *id;      /* of the request, or NULL */
+    engine_request *ask; /* (n) one for each user; all but the model */
+    size_t n;
+    bool has_candidates;
+    int32_t top_k;
+    infer_output out[N_INFER_OUTPUTS];
 } request_infer;
 
 /* json_bytes: the value of the header Inference-Header-Content-Length; NULL: there are no binary
  * tensors. */
 status request_infer_read(arena *a, const char *body, size_t n, const char *json_bytes,
                           request_infer *out);
-
-/* The requests for the engine, one for each user; all but the model. */
-typedef struct infer_asks {
-    engine_request *ask; /* (n) */
-    size_t n;
-    bool has_candidates;
-    int32_t top_k;
-} infer_asks;
-
-status infer_asks_make(arena *a, const request_infer *r, infer_asks *out);
-
-/* Whether this output was asked for, and how to send it. */
-bool infer_wants(const request_infer *r, const char *name, bool *is_binary);

@@ -3,39 +3,38 @@
 #include "hstu.h"
 #include "serve/http/server_int.h"
 
-typedef struct inferring {
-    call *c;
-    request_infer r;
-    infer_asks asks;
-    engine_answer *answer; /* (asks.n) */
-    atomic_size_t n_left;
-    bool has_text_items;    /* of the model */
-    struct tensor_out *out; /* (N_OUTPUTS) */
-} inferring;
-
 /* A tensor of the answer. */
 typedef struct tensor_out {
     const char *name, *datatype;
     int n_dims;
     int64_t shape[2];
-    bool is_wanted, is_binary;
+    infer_output how;
     size_t n_bytes; /* where it is binary */
 } tensor_out;
 
+typedef struct inferring {
+    call *c;
+    request_infer r;
+    engine_answer *answer; /* (r.n) */
+    atomic_size_t n_left;
+    bool has_text_items; /* of the model */
+    tensor_out out[N_INFER_OUTPUTS];
+} inferring;
+
 static int columns_of(const inferring *q) {
-    return q->asks.has_candidates ? q->answer[0].n_columns : 1;
+    return q->r.has_candidates ? q->answer[0].n_columns : 1;
 }
 
 static int64_t rows_of(const inferring *q) {
     int64_t n = 0;
-    for (size_t i = 0; i < q->asks.n; i++)
-        n += (int64_t)q->asks.ask[i].n_candidates;
-    return q->asks.has_candidates ? n : (int64_t)q->asks.n;
+    for (size_t i = 0; i < q->r.n; i++)
+        n += (int64_t)q->r.ask[i].n_candidates;
+    return q->r.has_candidates ? n : (int64_t)q->r.n;
 }
 
 /* Items of user i, padded: an answer may have fewer than asked for. */
 static size_t width_of(const inferring *q, size_t i) {
-    return q->asks.has_candidates ? q->asks.ask[i].n_candidates : (size_t)q->asks.top_k;
+    return q->r.has_candidates ? q->r.ask[i].n_candidates : (size_t)q->r.top_k;
 }
 
 static float value_at(const engine_answer *a, size_t item, int at) {
@@ -50,7 +49,7 @@ static engine_id id_at(const engine_answer *a, size_t item, bool is_text) {
 /* FP32 values and ids, as bytes or as JSON: one walk over all answers. */
 static status put_scores(const inferring *q, json_writer *w, buf *bytes) {
     int n_columns = columns_of(q);
-    for (size_t i = 0; i < q->asks.n; i++)
+    for (size_t i = 0; i < q->r.n; i++)
         for (size_t k = 0; k < width_of(q, i); k++)
             for (int k_column = 0; k_column < n_columns; k_column++) {
                 float value = value_at(&q->answer[i], k, k_column);
@@ -73,16 +72,16 @@ static status put_id(engine_id id, json_writer *w, buf *bytes) {
     return buf_append(bytes, id.text, id.n);
 }
 
-static status put_ids(const inferring *q, bool is_text, json_writer *w, buf *bytes) {
-    for (size_t i = 0; i < q->asks.n; i++)
+static status put_ids(const inferring *q, json_writer *w, buf *bytes) {
+    for (size_t i = 0; i < q->r.n; i++)
         for (size_t k = 0; k < width_of(q, i); k++)
-            TRY(put_id(id_at(&q->answer[i], k, is_text), w, bytes));
+            TRY(put_id(id_at(&q->answer[i], k, q->has_text_items), w, bytes));
     return OK;
 }
 
 /* Scores of popular items are counts of events: not to be compared with those of the model. */
 static status put_sources(const inferring *q, json_writer *w, buf *bytes) {
-    for (size_t i = 0; i < q->asks.n; i++) {
+    for (size_t i = 0; i < q->r.n; i++) {
         const char *name = source_name(q->answer[i].source);
         TRY(put_id((engine_id){.text = name, .n = strlen(name)}, w, bytes));
     }
@@ -90,9 +89,9 @@ static status put_sources(const inferring *q, json_writer *w, buf *bytes) {
 }
 
 static status put(const inferring *q, const tensor_out *t, json_writer *w, buf *bytes) {
-    if (strcmp(t->name, "OUTPUT") == 0) return put_scores(q, w, bytes);
-    if (strcmp(t->name, "SOURCE") == 0) return put_sources(q, w, bytes);
-    return put_ids(q, strcmp(t->datatype, "BYTES") == 0, w, bytes);
+    if (t == &q->out[INFER_SCORES]) return put_scores(q, w, bytes);
+    if (t == &q->out[INFER_SOURCES]) return put_sources(q, w, bytes);
+    return put_ids(q, w, bytes);
 }
 
 static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t) {
@@ -103,7 +102,7 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
     for (int i = 0; i < t->n_dims; i++)
         json_int(w, t->shape[i]);
     json_array_close(w);
-    if (t->is_binary) {
+    if (t->how.is_binary) {
         json_key_object(w, "parameters");
         json_key_int(w, "binary_data_size", (int64_t)t->n_bytes);
         json_object_close(w);
@@ -115,16 +114,14 @@ static void write_tensor(json_writer *w, const inferring *q, const tensor_out *t
     json_object_close(w);
 }
 
-enum { N_OUTPUTS = 3 };
-
 static status write_json(call *c, json_writer *w) {
     const inferring *q = c->state;
     json_key_string(w, "model_name", q->answer[0].model);
     json_key_string(w, "model_version", q->answer[0].version);
     if (q->r.id != NULL) json_key_string(w, "id", q->r.id);
     json_key_array(w, "outputs");
-    for (int i = 0; i < N_OUTPUTS; i++)
-        if (q->out[i].is_wanted) write_tensor(w, q, &q->out[i]);
+    for (int i = 0; i < N_INFER_OUTPUTS; i++)
+        if (q->out[i].how.is_wanted) write_tensor(w, q, &q->out[i]);
     json_array_close(w);
     return OK;
 }
@@ -132,25 +129,25 @@ static status write_json(call *c, json_writer *w) {
 /* The JSON first, then the binary tensors; *n_json 0: there are none. */
 static status write_body(inferring *q, size_t *n_json) {
     buf *body = &q->c->body;
-    bool is_list = !q->asks.has_candidates;
-    tensor_out t[N_OUTPUTS] = {
-        {.name = "ITEM_IDS", .datatype = q->has_text_items ? "BYTES" : "INT64", .n_dims = 2},
-        {.name = "OUTPUT", .datatype = "FP32", .n_dims = 2},
-        {.name = "SOURCE", .datatype = "BYTES", .n_dims = 1}};
+    bool is_list = !q->r.has_candidates;
+    tensor_out *t = q->out;
     buf bytes = {0};
     status st = OK;
     bool has_binary = false;
-    for (int i = 0; i < N_OUTPUTS && st == OK; i++) {
-        t[i].is_wanted = infer_wants(&q->r, t[i].name, &t[i].is_binary) && (i > 0 || is_list);
-        t[i].shape[0] = t[i].n_dims == 1 ? (int64_t)q->asks.n : rows_of(q);
-        t[i].shape[1] = is_list ? q->asks.top_k : columns_of(q);
-        if (!t[i].is_wanted || !t[i].is_binary) continue;
+    t[INFER_ITEMS] = (tensor_out){"ITEM_IDS", q->has_text_items ? "BYTES" : "INT64", .n_dims = 2};
+    t[INFER_SCORES] = (tensor_out){"OUTPUT", "FP32", .n_dims = 2};
+    t[INFER_SOURCES] = (tensor_out){"SOURCE", "BYTES", .n_dims = 1};
+    for (int i = 0; i < N_INFER_OUTPUTS && st == OK; i++) {
+        t[i].how = q->r.out[i];
+        t[i].how.is_wanted &= i != INFER_ITEMS || is_list;
+        t[i].shape[0] = t[i].n_dims == 1 ? (int64_t)q->r.n : rows_of(q);
+        t[i].shape[1] = is_list ? q->r.top_k : columns_of(q);
+        if (!t[i].how.is_wanted || !t[i].how.is_binary) continue;
         size_t before = bytes.n_bytes;
         st = put(q, &t[i], NULL, &bytes);
         t[i].n_bytes = bytes.n_bytes - before;
         has_binary = true;
     }
-    q->out = t;
     if (st == OK) st = call_write(q->c, write_json);
     *n_json = has_binary ? body->n_bytes : 0;
     if (st == OK && bytes.n_bytes > 0) st = buf_append(body, bytes.data, bytes.n_bytes);
@@ -161,7 +158,7 @@ static status write_body(inferring *q, size_t *n_json) {
 static void note_facts(inferring *q) {
     call *c = q->c;
     snprintf(c->model, sizeof c->model, "%s", q->answer[0].model);
-    for (size_t i = 0; i < q->asks.n; i++) {
+    for (size_t i = 0; i < q->r.n; i++) {
         c->tokens_reused += (uint64_t)q->answer[i].tokens_reused;
         c->tokens_computed += (uint64_t)q->answer[i].tokens_computed;
     }
@@ -173,10 +170,10 @@ static void reply_good(inferring *q) {
     char length[24];
     note_facts(q);
     status st = OK;
-    for (size_t i = 0; i < q->asks.n && st == OK; i++)
+    for (size_t i = 0; i < q->r.n && st == OK; i++)
         st = engine_make_items(&q->answer[i]);
     if (st == OK) st = write_body(q, &n_json);
-    for (size_t i = 0; i < q->asks.n; i++)
+    for (size_t i = 0; i < q->r.n; i++)
         engine_answer_release(&q->answer[i]);
     if (st != OK || n_json == 0) {
         call_answer(c, st);
@@ -191,10 +188,10 @@ static void reply_good(inferring *q) {
 static void reply(void *context) {
     inferring *q = context;
     metrics_stages(&q->c->s->metrics, q->c->parsed_ns - q->c->x->arrived_ns, 0);
-    for (size_t i = 0; i < q->asks.n; i++) {
+    for (size_t i = 0; i < q->r.n; i++) {
         engine_answer bad = q->answer[i];
         if (bad.outcome == ENGINE_OK) continue;
-        for (size_t k = 0; k < q->asks.n; k++)
+        for (size_t k = 0; k < q->r.n; k++)
             engine_answer_release(&q->answer[k]);
         call_answer(q->c, call_refuse_outcome(q->c, &bad));
         return;
@@ -205,13 +202,6 @@ static void reply(void *context) {
 static void answered(void *context, engine_answer *a) {
     inferring *q = context;
     if (atomic_fetch_sub(&q->n_left, 1) == 1) http_continue(q->c->x, reply, q);
-}
-
-static status read_inputs(call *c, inferring *q) {
-    const char *json_bytes = http_header(c->x, "Inference-Header-Content-Length");
-    TRY(request_infer_read(&c->memory, c->x->body, c->x->n_body, json_bytes, &q->r));
-    TRY(infer_asks_make(&c->memory, &q->r, &q->asks));
-    return ARENA_NEW(&c->memory, &q->answer, q->asks.n);
 }
 
 static bool is_gone(void *context) {
@@ -225,24 +215,26 @@ status serve_infer(call *c, json_writer *w) {
     int model;
     TRY(call_path_model(c, &model, &info));
     TRY(ARENA_NEW(&c->memory, &q, 1));
-    TRY(read_inputs(c, q));
-    for (size_t i = 0; i < q->asks.n; i++)
-        TRY(engine_read_ratings(c->s->engine, model, (engine_event *)q->asks.ask[i].history,
-                                q->asks.ask[i].n_history));
+    TRY(request_infer_read(&c->memory, c->x->body, c->x->n_body,
+                           http_header(c->x, "Inference-Header-Content-Length"), &q->r));
+    TRY(ARENA_NEW(&c->memory, &q->answer, q->r.n));
+    for (size_t i = 0; i < q->r.n; i++)
+        TRY(engine_read_ratings(c->s->engine, model, (engine_event *)q->r.ask[i].history,
+                                q->r.ask[i].n_history));
     q->c = c;
     c->state = q;
     q->has_text_items = info.has_text_items;
     c->parsed_ns = clock_ns();
-    atomic_init(&q->n_left, q->asks.n);
+    atomic_init(&q->n_left, q->r.n);
     /* After the last submit the call may be answered and gone. */
     engine *e = c->s->engine;
-    for (size_t i = 0, n = q->asks.n; i < n; i++) {
-        q->asks.ask[i].model = model;
-        q->asks.ask[i].is_gone = is_gone;
-        q->asks.ask[i].makes_items = true;
-        q->asks.ask[i].arrived_ns = c->x->arrived_ns;
-        q->asks.ask[i].run_ns = n == 1 ? call_run_ns(c) : 0;
-        engine_submit(e, &q->asks.ask[i], &q->answer[i], answered, q);
+    for (size_t i = 0, n = q->r.n; i < n; i++) {
+        q->r.ask[i].model = model;
+        q->r.ask[i].is_gone = is_gone;
+        q->r.ask[i].makes_items = true;
+        q->r.ask[i].arrived_ns = c->x->arrived_ns;
+        q->r.ask[i].run_ns = n == 1 ? call_run_ns(c) : 0;
+        engine_submit(e, &q->r.ask[i], &q->answer[i], answered, q);
     }
     return OK;
 }

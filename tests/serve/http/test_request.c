@@ -207,44 +207,38 @@ TEST(request_reads_context) {
 
 #define USERS "{\"name\": \"USER_IDS\", \"shape\": [2], \"datatype\": \"INT64\", \"data\": [1, 2]}"
 
-static status read_json(arena *a, const char *body, request_infer *r, infer_asks *q) {
-    TRY(request_infer_read(a, body, strlen(body), NULL, r));
-    return infer_asks_make(a, r, q);
+static status read_json(arena *a, const char *body, request_infer *r) {
+    return request_infer_read(a, body, strlen(body), NULL, r);
 }
 
-static infer_asks good_infer(arena *a, const char *body, request_infer *r) {
-    infer_asks q;
+static request_infer good_infer(arena *a, const char *body) {
+    request_infer r;
     arena_init(a, 1024);
-    CHECK_OK(read_json(a, body, r, &q));
-    return q;
+    CHECK_OK(read_json(a, body, &r));
+    return r;
 }
 
 static void bad_infer(const char *body, const char *reason) {
     request_infer r;
-    infer_asks q;
     arena a;
     arena_init(&a, 1024);
-    CHECK_FAILS(read_json(&a, body, &r, &q), ERR_USAGE, reason);
+    CHECK_FAILS(read_json(&a, body, &r), ERR_USAGE, reason);
     arena_fini(&a);
 }
 
 TEST(request_infer_asks_for_the_best) {
     arena a;
-    request_infer r;
-    infer_asks q = good_infer(
-        &a,
-        "{\"id\": \"x\", \"parameters\": {\"timeout\": 5000, \"binary_data_output\": true}, "
-        "\"inputs\": [" USERS ", {\"name\": \"TOP_K\", \"shape\": [1], \"datatype\": "
-        "\"INT32\", \"data\": [3]}], \"outputs\": [{\"name\": \"OUTPUT\", \"parameters\": "
-        "{\"binary_data\": false}}]}",
-        &r);
-    bool is_binary;
+    request_infer q = good_infer(
+        &a, "{\"id\": \"x\", \"parameters\": {\"timeout\": 5000, \"binary_data_output\": true}, "
+            "\"inputs\": [" USERS ", {\"name\": \"TOP_K\", \"shape\": [1], \"datatype\": "
+            "\"INT32\", \"data\": [3]}], \"outputs\": [{\"name\": \"OUTPUT\", \"parameters\": "
+            "{\"binary_data\": false}}]}");
     CHECK(q.n == 2 && !q.has_candidates && q.top_k == 3 && q.ask[1].user.number == 2);
     CHECK(q.ask[0].task == ENGINE_RECOMMEND && q.ask[0].top_k == 3);
     CHECK_EQ(q.ask[0].deadline_ns, 5000000);
-    CHECK_STR(r.id, "x");
-    CHECK(infer_wants(&r, "OUTPUT", &is_binary) && !is_binary);
-    CHECK(!infer_wants(&r, "ITEM_IDS", &is_binary));
+    CHECK_STR(q.id, "x");
+    CHECK(q.out[INFER_SCORES].is_wanted && !q.out[INFER_SCORES].is_binary);
+    CHECK(!q.out[INFER_ITEMS].is_wanted);
     arena_fini(&a);
 }
 
@@ -253,12 +247,11 @@ TEST(request_infer_takes_candidates_flat_and_nested) {
     for (int i = 0; i < 2; i++) {
         char body[512];
         arena a;
-        request_infer r;
         snprintf(body, sizeof body,
                  "{\"inputs\": [" USERS ", {\"name\": \"CANDIDATES\", \"shape\": [2, 3], "
                  "\"datatype\": \"INT64\", \"data\": %s}]}",
                  data[i]);
-        infer_asks q = good_infer(&a, body, &r);
+        request_infer q = good_infer(&a, body);
         CHECK(q.has_candidates && q.ask[1].n_candidates == 3);
         CHECK(q.ask[1].candidates[2].number == 10 && q.ask[1].task == ENGINE_RANK);
         arena_fini(&a);
@@ -268,14 +261,12 @@ TEST(request_infer_takes_candidates_flat_and_nested) {
 /* As NVIDIA's client sends it: items of all users, then actions, the last items candidates. */
 TEST(request_infer_takes_tokens) {
     arena a;
-    request_infer r;
-    infer_asks q = good_infer(
+    request_infer q = good_infer(
         &a,
         "{\"inputs\": [" USERS ", {\"name\": \"TOKENS\", \"shape\": [10], \"datatype\": \"INT64\", "
         "\"data\": [11, 12, 13, 14, 21, 22, 1, 2, 3, 4]}, {\"name\": \"TOKEN_LENGTHS\", "
         "\"shape\": [4], \"datatype\": \"INT64\", \"data\": [4, 2, 3, 1]}, {\"name\": "
-        "\"NUM_CANDIDATES\", \"shape\": [2], \"datatype\": \"INT64\", \"data\": [1, 1]}]}",
-        &r);
+        "\"NUM_CANDIDATES\", \"shape\": [2], \"datatype\": \"INT64\", \"data\": [1, 1]}]}");
     CHECK(q.n == 2 && q.has_candidates);
     CHECK(q.ask[0].n_history == 3 && q.ask[0].n_candidates == 1);
     CHECK(q.ask[0].candidates[0].number == 14 && q.ask[0].history[2].item.number == 13);
@@ -303,13 +294,11 @@ TEST(request_infer_takes_binary_tensors_whole_or_not_at_all) {
     static const char users[] = "\1\0\0\0a\2\0\0\0bc";
     char body[1024], header[24];
     request_infer r;
-    infer_asks q;
     arena a;
     size_t n = binary_body(body, header, users, 11);
     arena_init(&a, 1024);
     CHECK_OK(request_infer_read(&a, body, n, header, &r));
-    CHECK_OK(infer_asks_make(&a, &r, &q));
-    CHECK(q.n == 2 && q.top_k == 2 && q.ask[1].user.n == 2 && q.ask[1].user.text[1] == 'c');
+    CHECK(r.n == 2 && r.top_k == 2 && r.ask[1].user.n == 2 && r.ask[1].user.text[1] == 'c');
     for (size_t cut = 0; cut < n; cut++)
         CHECK(request_infer_read(&a, body, cut, header, &r) == ERR_USAGE);
     CHECK_FAILS(request_infer_read(&a, body, n + 1, header, &r), ERR_USAGE, "belong to no input");
@@ -387,7 +376,7 @@ static bool takes(const char *type, const char *number) {
              type, number);
     arena_init(&a, 1024);
     status st = request_infer_read(&a, body, strlen(body), NULL, &r);
-    bool is_taken = st == OK && r.inputs[0].at[0].number == strtoll(number, NULL, 10);
+    bool is_taken = st == OK && r.ask[0].user.number == strtoll(number, NULL, 10);
     CHECK(is_taken || st == ERR_USAGE);
     arena_fini(&a);
     return is_taken;
@@ -442,7 +431,7 @@ TEST(request_infer_checks_binary_numbers) {
         arena_init(&a, 1024);
         status st = request_infer_read(&a, body, sizeof json + 7, header, &r);
         CHECK_EQ(st, i == 0 ? OK : ERR_USAGE);
-        if (st == OK) CHECK_EQ(r.inputs[0].at[0].number, INT64_MAX);
+        if (st == OK) CHECK_EQ(r.ask[0].user.number, INT64_MAX);
         snprintf(header, sizeof header, "+%zu", sizeof json - 1);
         CHECK(request_infer_read(&a, body, sizeof json + 7, header, &r) == ERR_USAGE);
         arena_fini(&a);
@@ -455,7 +444,6 @@ TEST(request_infer_limits_what_a_small_body_asks_for) {
     for (int more = 0; more < 2; more++)
         for (int is_top_k = 0; is_top_k < 2; is_top_k++) {
             request_infer r;
-            infer_asks q;
             buf body = {0};
             arena a;
             arena_init(&a, 1 << 16);
@@ -473,7 +461,7 @@ TEST(request_infer_limits_what_a_small_body_asks_for) {
             for (int i = 1; i < MOST + more && !is_top_k; i++)
                 CHECK_OK(buf_text(&body, ", 7"));
             CHECK_OK(buf_text(&body, "]}]}"));
-            status st = read_json(&a, buf_str(&body), &r, &q);
+            status st = read_json(&a, buf_str(&body), &r);
             CHECK_EQ(st, more ? ERR_USAGE : OK);
             if (more) CHECK_CONTAINS(status_reason(), "at most 131072");
             buf_fini(&body);
@@ -483,10 +471,9 @@ TEST(request_infer_limits_what_a_small_body_asks_for) {
 
 static status read_infer_once(void *context) {
     request_infer r;
-    infer_asks q;
     arena a;
     arena_init(&a, 64);
-    status st = read_json(&a, context, &r, &q);
+    status st = read_json(&a, context, &r);
     arena_fini(&a);
     return st;
 }
