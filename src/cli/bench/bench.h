@@ -127,6 +127,11 @@ typedef enum { PASS_FORWARD, PASS_BACKWARD, N_PASSES } bench_pass;
  * which leaves out the host's time; the median counts. */
 typedef enum { TIMED_PLAIN, TIMED_REPLAY, N_TIMINGS } bench_timing;
 
+/* The seconds that count. */
+static inline double bench_best(double plain, double replay) {
+    return isnan(replay) ? plain : replay;
+}
+
 /* Call number i of what is timed: it may use copies of its inputs in turn. */
 typedef status (*timing_fn)(void *ctx, int i);
 

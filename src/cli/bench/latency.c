@@ -302,8 +302,7 @@ static status read_states(const latency_args *a, bool wants[STATES]) {
     return OK;
 }
 
-/* Each length cold; and, where rows can be reused, with all but the newest
- * events in the cache. */
+/* Each length cold; and, where rows can be reused, with all but the newest events in the cache. */
 static status list_rows(const latency_args *a, const load_rig *rig, latency_row *rows, int *n) {
     int64_t lengths[MAX_ROWS], news[MAX_ROWS];
     int n_lengths, n_news;

@@ -334,24 +334,21 @@ typedef struct bench_args {
     layers_row row; /* the one to measure: its batch, length and n_new; 0: any */
 } bench_args;
 
-static double best_of(const layers_row *r) {
-    return isnan(r->replay) ? r->plain : r->replay;
-}
-
 static status print_row(bench_args *a, const layers_row *r) {
     bool is_fp8 = a->shape.is_fp8;
+    double best = bench_best(r->plain, r->replay);
     return BENCH_ROW(
         &a->io, COLUMN("batch", "5", "batch", r->batch),
         COLUMN("length", " 6", "length", r->length), COLUMN("new", " 5", "new", r->n_new),
         MEMBER("candidates", a->shape.n_candidates), COLUMN("ms", " 8.4f", "ms", r->plain * 1e3),
         COLUMN("replay", " 8.4f", "replay_ms", r->replay * 1e3),
-        COLUMN("TFLOP/s", " 8.1f", "tflops", r->flops / best_of(r) / 1e12),
+        COLUMN("TFLOP/s", " 8.1f", "tflops", r->flops / best / 1e12),
         COLUMN("error", " 8.1e", "error", r->error),
         COLUMN("float32", " 8.1e", "error_float32", r->error_exact), MEMBER("floor_ms", r->floor),
         /* how much of the speed that is possible */
-        COLUMN("% H200", " 8.0f", "percent_of_floor", 100 * r->floor / (best_of(r) * 1e3)),
+        COLUMN("% H200", " 8.0f", "percent_of_floor", 100 * r->floor / (best * 1e3)),
         COLUMN(is_fp8 ? "bf16" : NULL, " 8.4f", "bf16_ms", r->bf16 * 1e3),
-        COLUMN(is_fp8 ? "speedup" : NULL, " 8.2f", NULL, r->bf16 / best_of(r)));
+        COLUMN(is_fp8 ? "speedup" : NULL, " 8.2f", NULL, r->bf16 / best));
 }
 
 static status measure(bench_args *a, layers_row *row) {
@@ -360,7 +357,7 @@ static status measure(bench_args *a, layers_row *row) {
     plain.is_fp8 = false;
     if (a->shape.is_fp8) TRY(layers_measure(a->io.be, &plain, &bf16));
     TRY(layers_measure(a->io.be, &a->shape, row));
-    if (a->shape.is_fp8) row->bf16 = best_of(&bf16);
+    if (a->shape.is_fp8) row->bf16 = bench_best(bf16.plain, bf16.replay);
     return print_row(a, row);
 }
 

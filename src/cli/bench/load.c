@@ -126,8 +126,7 @@ static status write_items(drawing *d, json_writer *w, const char *key, uint32_t 
     return OK;
 }
 
-/* Items of an event follow from a number, so that a history can be written
- * again and longer. */
+/* Items of an event follow from a number, so that a history can be written again and longer. */
 static status write_events(drawing *d, json_writer *w, const char *key, uint64_t user,
                            uint32_t first, uint32_t n) {
     json_key_array(w, key);

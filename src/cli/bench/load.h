@@ -1,12 +1,11 @@
 /* The load of `hstu bench latency`, `throughput` and `dataset`: requests against an engine in this
  * process, or against a server over HTTP, and what became of them.
  *
- * A request is the body that a client would send, JSON, whichever target gets
- * it: a set of requests is drawn (users by Zipf's law, some of them returning)
- * or read from a file.  In a closed loop a fixed number of requests is always
- * on its way; in an open loop each one has a time at which it is to be sent,
- * and its latency counts from that time, also where the sender is late: a slow
- * server cannot slow down the clock that measures it. */
+ * A request is the body that a client would send, JSON, whichever target gets it: a set of requests
+ * is drawn (users by Zipf's law, some of them returning) or read from a file.  In a closed loop a
+ * fixed number of requests is always on its way; in an open loop each one has a time at which it is
+ * to be sent, and its latency counts from that time, also where the sender is late: a slow server
+ * cannot slow down the clock that measures it. */
 #pragma once
 
 #include "cli/bench/bench.h"
@@ -39,8 +38,7 @@ void load_set_fini(load_set *s);
 status load_set_read(load_set *s, const char *path);
 status load_set_write(const load_set *s, const char *path);
 
-/* The items that requests are about: those of an engine's first model, or the
- * ids 1..n. */
+/* The items that requests are about: those of an engine's first model, or the ids 1..n. */
 typedef struct load_items {
     engine *e; /* or NULL */
     uint64_t n;
@@ -61,9 +59,8 @@ typedef struct load_draw {
 } load_draw;
 status load_set_draw(load_set *s, const load_draw *d);
 
-/* For one latency: n whole histories of n_events events, each of another user.
- * is_cached: before each one, the same without its last n_new events is asked.
- */
+/* For one latency: n whole histories of n_events events, each of another user. is_cached: before
+ * each one, the same without its last n_new events is asked. */
 typedef struct load_single {
     load_items items;
     uint32_t n, n_events, n_new, n_candidates, top_k;
@@ -94,8 +91,7 @@ typedef struct load_plan {
 /* A target (load_targets.c). */
 typedef struct load_target load_target;
 struct load_target {
-    /* Sends all requests.  at (n): nanoseconds after the start, or NULL in a
-     * closed loop. */
+    /* Sends all requests.  at (n): nanoseconds after the start, or NULL in a closed loop. */
     status (*run)(load_target *t, const load_set *s, const load_plan *p, const uint64_t *at,
                   load_outcome *out);
     void (*close)(load_target *t);
@@ -126,8 +122,7 @@ typedef struct load_report {
     char error[256];
 } load_report;
 
-/* Percentile p of n sorted values as trtllm-bench has it: value number n p, no
- * interpolation. */
+/* Percentile p of n sorted values as trtllm-bench has it: value number n p, no interpolation. */
 double load_percentile(const double *sorted, size_t n, double p);
 
 status load_run(load_target *t, const load_set *s, const load_plan *p, load_report *out);
@@ -155,8 +150,7 @@ typedef struct load_search {
 } load_search;
 status load_search_rate(const load_search *s, double *rate, load_report *best);
 
-/* Options of a target and of the requests; the initial values are the defaults.
- */
+/* Options of a target and of the requests; the initial values are the defaults. */
 typedef struct load_args {
     const char *path; /* RUN or ENGINE; or NULL */
     const char *server, *model, *dataset, *report;

@@ -125,8 +125,7 @@ static void send_one(engine_target *t, const request_ask *r, send_kind kind, fli
     finish(f, &f->answer);
 }
 
-/* Bodies are read before the clock starts: this target measures the engine, not
- * the parser. */
+/* Bodies are read before the clock starts: this target measures the engine, not the parser. */
 static status read_bodies(const load_set *s, arena *a, request_ask **out) {
     TRY(mem_alloc((void **)out, s->n + 1, sizeof **out));
     for (size_t i = 0; i < s->n; i++) {
@@ -347,8 +346,7 @@ static bool dial(const http_target *t, connection *c) {
     return true;
 }
 
-/* The value of a header between the status line and the body; NULL: it is not
- * there. */
+/* The value of a header between the status line and the body; NULL: it is not there. */
 static const char *find_header(const char *head, const char *body, const char *name) {
     size_t n = strlen(name);
     for (const char *line = strstr(head, "\r\n"); line != NULL && line + 2 < body;
@@ -393,8 +391,7 @@ static int find_answer(const connection *c, size_t *body_at, bool *is_last) {
     return code > 0 ? code : -1;
 }
 
-/* A number in the answer's text; a quote inside of a string is escaped, so this
- * is the member. */
+/* A number in the answer's text; a quote inside of a string is escaped, so this is the member. */
 static int32_t member(const char *body, const char *key) {
     const char *found = strstr(body, key);
     return found != NULL ? (int32_t)strtol(found + strlen(key), NULL, 10) : 0;

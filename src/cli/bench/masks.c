@@ -260,10 +260,6 @@ static status describe(const problem *p, mask_row *r) {
     return OK;
 }
 
-static double best_of(const double seconds[N_TIMINGS]) {
-    return isnan(seconds[TIMED_REPLAY]) ? seconds[TIMED_PLAIN] : seconds[TIMED_REPLAY];
-}
-
 static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
     if (r->by_rows[pass]) return "row-wise";
     return a->kernel == MASK_ANY_CARD ? "block-wise, any card" : "block-wise";
@@ -271,32 +267,33 @@ static const char *kernel_of(const bench_args *a, const mask_row *r, int pass) {
 
 static status print_row(bench_args *a, const mask_row *r) {
     const double *fwd = r->seconds[PASS_FORWARD], *bwd = r->seconds[PASS_BACKWARD];
-    double ratio = r->peer / 1e3 / best_of(fwd);
+    double best = bench_best(fwd[TIMED_PLAIN], fwd[TIMED_REPLAY]), ratio = r->peer / 1e3 / best;
     a->log_ratio += isnan(ratio) ? 0 : log(ratio);
     a->n_ratios += !isnan(ratio);
-    return BENCH_ROW(&a->io, COLUMN("mask", "-31", "mask", r->mask), MEMBER("silu", r->is_silu),
-                     MEMBER("kernel", kernel_of(a, r, PASS_FORWARD)),
-                     MEMBER("backward_kernel", kernel_of(a, r, PASS_BACKWARD)),
-                     MEMBER("pairs_a_tile", r->tile_pairs),
-                     MEMBER("deterministic", a->io.is_deterministic),
-                     COLUMN("B", " 3", "sequences", r->n_sequences),
-                     COLUMN("n", " 5", "length", r->length), MEMBER("heads", r->n_heads),
-                     MEMBER("dim", r->dim), COLUMN("density", " 7.4f", "density", r->density),
-                     COLUMN("full", " 6.3f", "full_tiles", r->n_full),
-                     COLUMN("part", " 6.3f", "partial_tiles", r->n_partial),
-                     COLUMN("fwd ms", " 9.4f", "fwd_ms", fwd[TIMED_PLAIN] * 1e3),
-                     COLUMN("replay", " 9.4f", "fwd_replay_ms", fwd[TIMED_REPLAY] * 1e3),
-                     COLUMN("bwd ms", " 9.4f", "bwd_ms", bwd[TIMED_PLAIN] * 1e3),
-                     COLUMN("replay", " 9.4f", "bwd_replay_ms", bwd[TIMED_REPLAY] * 1e3),
-                     COLUMN("TFLOP/s", " 8.3g", "fwd_tflops", r->flops / best_of(fwd) / 1e12),
-                     MEMBER("bwd_tflops", 2.5 * r->flops / best_of(bwd) / 1e12),
-                     COLUMN("GB/s", " 7.0f", "fwd_gb_per_s", r->bytes / best_of(fwd) / 1e9),
-                     COLUMN("error", " 8.1e", "error", r->error),
-                     COLUMN("by", " 10", NULL,
-                            r->by_rows[PASS_BACKWARD]  ? "rows"
-                            : r->by_rows[PASS_FORWARD] ? "rows/tiles"
-                                                       : "tiles"),
-                     COLUMN("x peer", " 6.2f", NULL, ratio), MEMBER("peer_fwd_replay_ms", r->peer));
+    return BENCH_ROW(
+        &a->io, COLUMN("mask", "-31", "mask", r->mask), MEMBER("silu", r->is_silu),
+        MEMBER("kernel", kernel_of(a, r, PASS_FORWARD)),
+        MEMBER("backward_kernel", kernel_of(a, r, PASS_BACKWARD)),
+        MEMBER("pairs_a_tile", r->tile_pairs), MEMBER("deterministic", a->io.is_deterministic),
+        COLUMN("B", " 3", "sequences", r->n_sequences), COLUMN("n", " 5", "length", r->length),
+        MEMBER("heads", r->n_heads), MEMBER("dim", r->dim),
+        COLUMN("density", " 7.4f", "density", r->density),
+        COLUMN("full", " 6.3f", "full_tiles", r->n_full),
+        COLUMN("part", " 6.3f", "partial_tiles", r->n_partial),
+        COLUMN("fwd ms", " 9.4f", "fwd_ms", fwd[TIMED_PLAIN] * 1e3),
+        COLUMN("replay", " 9.4f", "fwd_replay_ms", fwd[TIMED_REPLAY] * 1e3),
+        COLUMN("bwd ms", " 9.4f", "bwd_ms", bwd[TIMED_PLAIN] * 1e3),
+        COLUMN("replay", " 9.4f", "bwd_replay_ms", bwd[TIMED_REPLAY] * 1e3),
+        COLUMN("TFLOP/s", " 8.3g", "fwd_tflops", r->flops / best / 1e12),
+        MEMBER("bwd_tflops",
+               2.5 * r->flops / bench_best(bwd[TIMED_PLAIN], bwd[TIMED_REPLAY]) / 1e12),
+        COLUMN("GB/s", " 7.0f", "fwd_gb_per_s", r->bytes / best / 1e9),
+        COLUMN("error", " 8.1e", "error", r->error),
+        COLUMN("by", " 10", NULL,
+               r->by_rows[PASS_BACKWARD]  ? "rows"
+               : r->by_rows[PASS_FORWARD] ? "rows/tiles"
+                                          : "tiles"),
+        COLUMN("x peer", " 6.2f", NULL, ratio), MEMBER("peer_fwd_replay_ms", r->peer));
 }
 
 static status measure(bench_args *a, problem *p, mask_row *r) {

@@ -365,10 +365,9 @@ static void write_plan(json_writer *w, const source *s, const tune_args *a, cons
     JSON_FIELDS(w, FIELD("segments", f->exact->n_segments),
                 FIELD("predicted_ms", f->exact->predicted_ms), FIELD("r2", f->exact->r2),
                 FIELD("rank_correlation", f->exact->spearman), FIELD("rank", f->exact->position),
-                FIELD("checked", f->exact->n_checked), FIELD("unfused_ms", f->exact->unfused_ms));
-    if (!isnan(f->exact->hand_fused_ms))
-        json_key_double(w, "hand_fused_ms", f->exact->hand_fused_ms);
-    json_key_double(w, "seconds", f->exact->seconds);
+                FIELD("checked", f->exact->n_checked), FIELD("unfused_ms", f->exact->unfused_ms),
+                KNOWN("hand_fused_ms", f->exact->hand_fused_ms),
+                FIELD("seconds", f->exact->seconds));
 }
 
 static void write_tile(json_writer *w, const tile_params *t) {
