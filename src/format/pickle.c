@@ -92,11 +92,13 @@ static status add_item(machine *m, pickle_value *to, const pickle_value *key,
     return OK;
 }
 
-static status push_string(machine *m, pickle_type type, int n_length) {
+/* n_length: bytes of its length, below 0 of one of PICKLE_BYTES. */
+static status push_string(machine *m, int n_length) {
+    pickle_type type = n_length > 0 ? PICKLE_TEXT : PICKLE_BYTES;
     pickle_value *v = NULL;
     uint64_t n = 0;
     const unsigned char *p = NULL;
-    TRY(take_number(m, n_length, &n));
+    TRY(take_number(m, abs(n_length), &n));
     if (n > m->n_bytes - m->at) return refuse(m, "a text is longer than the pickle");
     TRY(take(m, (size_t)n, &p));
     if (type == PICKLE_TEXT && !utf8_is_valid((const char *)p, (size_t)n))
@@ -104,14 +106,6 @@ static status push_string(machine *m, pickle_type type, int n_length) {
     TRY(push_new(m, type, &v));
     v->n = (size_t)n;
     return arena_copy_text(m->memory, (const char *)p, (size_t)n, &v->text);
-}
-
-static status push_text(machine *m, int n_length) {
-    return push_string(m, PICKLE_TEXT, n_length);
-}
-
-static status push_bytes(machine *m, int n_length) {
-    return push_string(m, PICKLE_BYTES, n_length);
 }
 
 static status push_mark(machine *m, int n) {
@@ -355,12 +349,12 @@ static const struct {
                {'M', read_signed, 2},
                {0x8a, push_long, 1},
                {'G', push_float, 8},
-               {'X', push_text, 4},
-               {0x8c, push_text, 1},
-               {0x8d, push_text, 8},
-               {'B', push_bytes, 4},
-               {'C', push_bytes, 1},
-               {0x8e, push_bytes, 8},
+               {'X', push_string, 4},
+               {0x8c, push_string, 1},
+               {0x8d, push_string, 8},
+               {'B', push_string, -4},
+               {'C', push_string, -1},
+               {0x8e, push_string, -8},
                {')', push_empty, PICKLE_TUPLE},
                {']', push_empty, PICKLE_LIST},
                {'}', push_empty, PICKLE_DICT},

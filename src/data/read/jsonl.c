@@ -29,48 +29,35 @@ static const json_value *find_path(const json_value *object, const char *path, i
     return found;
 }
 
-static csv_field text_of(const json_value *v) {
-    return (csv_field){(char *)(uintptr_t)v->string, v->string_bytes};
-}
-
-/* Values become one text, each followed by CONTENT_SEPARATOR; nulls are left out. */
-static status join_elements(arena *a, const json_value *array, json_cell *out) {
+status json_cell_text(arena *a, const json_value *v, csv_field *out) {
     size_t n = 0;
-    out->kind = JSON_CELL_LIST;
-    for (const json_value *v = array->first; v != NULL; v = v->next) {
-        if (v->type >= JSON_ARRAY) out->kind = JSON_CELL_OTHER;
-        n += v->string_bytes + 1;
+    *out = (csv_field){(char *)(uintptr_t)v->string, v->string_bytes};
+    if (v->type != JSON_ARRAY) return OK;
+    for (const json_value *e = v->first; e != NULL; e = e->next) {
+        if (e->type >= JSON_ARRAY) return OK;
+        n += e->string_bytes + 1;
     }
-    TRY(ARENA_NEW_RAW(a, &out->field.text, n + 1));
-    char *to = out->field.text;
-    for (const json_value *v = array->first; v != NULL && out->kind == JSON_CELL_LIST;
-         v = v->next) {
-        if (v->type == JSON_NULL) continue;
-        memcpy(to, v->string, v->string_bytes);
-        to += v->string_bytes;
+    TRY(ARENA_NEW_RAW(a, &out->text, n + 1));
+    char *to = out->text;
+    for (const json_value *e = v->first; e != NULL; e = e->next) {
+        if (e->type == JSON_NULL) continue;
+        memcpy(to, e->string, e->string_bytes);
+        to += e->string_bytes;
         *to++ = CONTENT_SEPARATOR;
     }
-    out->field.n_bytes = (size_t)(to - out->field.text);
+    out->n_bytes = (size_t)(to - out->text);
     return OK;
 }
 
-status json_cell_find(arena *a, const json_value *row, const char *path, json_cell *out) {
-    static const json_cell_kind kinds[] = {JSON_CELL_NULL, JSON_CELL_BOOL, JSON_CELL_NUMBER,
-                                           JSON_CELL_TEXT, JSON_CELL_LIST, JSON_CELL_OTHER};
+status json_row_find(const json_value *row, const char *path, const json_value **out) {
     int n = 0;
-    const json_value *v = find_path(row, path, &n);
-    *out = (json_cell){JSON_CELL_MISSING, {NULL, 0}};
-    if (n > 1) return fail(ERR_FORMAT, "%s is there twice", path);
-    if (v == NULL) return OK;
-    *out = (json_cell){kinds[v->type], text_of(v)};
-    return v->type == JSON_ARRAY ? join_elements(a, v, out) : OK;
+    *out = find_path(row, path, &n);
+    return n > 1 ? fail(ERR_FORMAT, "%s is there twice", path) : OK;
 }
 
-status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes, json_cell *cells) {
-    const json_value *row;
+status json_row_parse(arena *a, char *line, size_t n_bytes, const json_value **row) {
     size_t first = 0;
-    arena_clear(a);
-    while (first < n_bytes && (line[first] == ' ' || line[first] == '\t' || line[first] == '\r'))
+    while (first < n_bytes && json_line_is_blank(line + first, 1))
         first++;
     if (first < n_bytes && line[first] == '[')
         return fail(ERR_FORMAT,
@@ -80,49 +67,48 @@ status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes, 
         return fail(ERR_FORMAT,
                     "byte %zu: an object is expected: {...}; tables are read with 'hstu prep csv'",
                     first + 1);
-    TRY(json_parse_row(a, line, n_bytes, &row));
+    return json_parse_row(a, line, n_bytes, row);
+}
+
+status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes,
+                     const json_value **cells) {
+    const json_value *row;
+    arena_clear(a);
+    TRY(json_row_parse(a, line, n_bytes, &row));
     for (int i = 0; i < p->n; i++)
-        TRY(json_cell_find(a, row, p->path[i], &cells[i]));
+        TRY(json_row_find(row, p->path[i], &cells[i]));
     return OK;
 }
 
 /* Stores one value in the row. */
-static status set_cell(const csv_layout *t, csv_role role, const json_cell *cell, csv_row *row) {
+static status set_cell(const csv_layout *t, csv_role role, const json_value *v, csv_row *row) {
     static char digits[2][2] = {"0", "1"};
-    csv_field field = cell->field;
-    if (role == ROLE_ACTION && (cell->kind == JSON_CELL_MISSING || cell->kind == JSON_CELL_NULL)) {
+    const char *name = t->name[role];
+    bool is_missing = v == NULL || v->type == JSON_NULL;
+    if (is_missing && role == ROLE_ACTION) {
         row->action = ACTION_UNKNOWN;
         return OK;
     }
-    switch (cell->kind) {
-    case JSON_CELL_MISSING:
-        return fail(ERR_FORMAT, "%s is missing", t->name[role]);
-    case JSON_CELL_NULL:
-        return fail(ERR_FORMAT, "%s is null", t->name[role]);
-    case JSON_CELL_LIST:
-    case JSON_CELL_OTHER:
-        return fail(ERR_FORMAT, "%s is an object or an array, not a value", t->name[role]);
-    case JSON_CELL_BOOL:
-        if (role != ROLE_ACTION)
-            return fail(ERR_FORMAT, "%s is %.*s", t->name[role], (int)field.n_bytes, field.text);
-        if (t->map == NULL) field = (csv_field){digits[*field.text == 't'], 1};
-        break;
-    default:
-        break;
-    }
+    if (is_missing) return fail(ERR_FORMAT, "%s is %s", name, v == NULL ? "missing" : "null");
+    if (v->type >= JSON_ARRAY)
+        return fail(ERR_FORMAT, "%s is an object or an array, not a value", name);
+    csv_field field = {(char *)(uintptr_t)v->string, v->string_bytes};
+    if (v->type == JSON_BOOL && role != ROLE_ACTION)
+        return fail(ERR_FORMAT, "%s is %.*s", name, (int)field.n_bytes, field.text);
+    if (v->type == JSON_BOOL && t->map == NULL) field = (csv_field){digits[v->boolean], 1};
     field_fault fault = row_set(t, role, &field, row);
     return fault == FIELD_FINE ? OK : row_fail(t, role, fault, &field);
 }
 
 static status read_row(const csv_layout *t, arena *a, char *line, size_t n, csv_row *row) {
-    json_cell cells[JSON_MAX_PATHS];
+    const json_value *cells[JSON_MAX_PATHS];
     TRY(json_row_read(t->paths, a, line, n, cells));
     for (int i = 0; i < t->paths->n; i++)
-        TRY(set_cell(t, t->paths->role[i], &cells[i], row));
+        TRY(set_cell(t, t->paths->role[i], cells[i], row));
     return OK;
 }
 
-static bool is_blank_line(const char *line, size_t n) {
+bool json_line_is_blank(const char *line, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (line[i] != ' ' && line[i] != '\t' && line[i] != '\r') return false;
     return true;
@@ -136,7 +122,7 @@ static status parse_block(const csv_layout *t, arena *a, const char *file, text_
         csv_row row = {0};
         char *newline = memchr(at, '\n', (size_t)(end - at));
         size_t n = (size_t)(newline - at);
-        if (!is_blank_line(at, n)) {
+        if (!json_line_is_blank(at, n)) {
             status st = read_row(t, a, at, n, &row);
             if (st == OK) {
                 TRY(fn(ctx, &row));
@@ -202,25 +188,9 @@ static status set_layout(table_reader *r, const sample *s) {
     return set_paths(r);
 }
 
-/* Without one row that is an object, the parser's reason is the right one. */
-static status fail_first_line(const table_reader *r, const char *line, size_t n, uint64_t number) {
-    const json_paths none = {.n = 0};
-    char *copy;
-    json_cell cell;
-    arena a;
-    TRY(MEM_NEW_RAW(&copy, n + 1));
-    memcpy(copy, line, n);
-    arena_init(&a, JSON_ROW_BYTES);
-    status st = json_row_read(&none, &a, copy, n, &cell);
-    arena_fini(&a);
-    mem_free(copy);
-    if (st == OK) st = fail(ERR_FORMAT, "the object has no members");
-    return fail_prefix(st, "%s:%llu", r->first_file, (unsigned long long)number);
-}
-
 static status begin_jsonl(table_reader *r, blocks *b) {
-    const char *text, *line;
-    size_t n, line_bytes;
+    const char *text;
+    size_t n;
     bool has_line;
     sample s;
     job_layout(r->job, &r->layout, ",", false);
@@ -229,10 +199,11 @@ static status begin_jsonl(table_reader *r, blocks *b) {
     status st = blocks_peek_text(b, SAMPLE_BYTES, &text, &n);
     if (st == OK && n == 0) st = blocks_peek_line(b, &text, &n, &has_line);
     if (st == OK) st = sample_jsonl(&s, text, n, blocks_next_line(b));
-    if (st == OK && s.n_columns == 0) {
-        st = blocks_peek_line(b, &line, &line_bytes, &has_line);
-        if (st == OK) st = fail_first_line(r, line, line_bytes, blocks_next_line(b));
-    }
+    if (st == OK && s.n_columns == 0)
+        st = s.first_failure.code != OK
+                 ? failure_restore(&s.first_failure)
+                 : fail(ERR_FORMAT, "%s:%llu: the object has no members", r->first_file,
+                        (unsigned long long)blocks_next_line(b));
     if (st == OK) st = set_layout(r, &s);
     sample_fini(&s);
     return st;

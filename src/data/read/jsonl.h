@@ -18,33 +18,26 @@ typedef struct json_paths {
     int n;
 } json_paths;
 
-typedef enum {
-    JSON_CELL_MISSING,
-    JSON_CELL_NULL,
-    JSON_CELL_TEXT,
-    JSON_CELL_NUMBER,
-    JSON_CELL_BOOL,
-    JSON_CELL_OTHER, /* an object, or an array with objects or arrays */
-    JSON_CELL_LIST
-} json_cell_kind;
-
-/* The value of a member: the text of a string without quotes and escapes, an array as such texts
- * with CONTENT_SEPARATOR (builder.h) after each, else as it stands. */
-typedef struct json_cell {
-    json_cell_kind kind;
-    csv_field field;
-} json_cell;
-
 /* Adds a path; ERR_USAGE if there are too many. */
 status json_paths_add(json_paths *p, const char *path, csv_role role);
 
-/* The cell of a row (json_parse_row); ERR_FORMAT where the member is there twice. */
-status json_cell_find(arena *a, const json_value *row, const char *path, json_cell *out);
+/* One line (without its end) as an object (json_parse_row).  ERR_FORMAT, without file and line, for
+ * what is none. */
+status json_row_parse(arena *a, char *line, size_t n_bytes, const json_value **row);
 
-/* Reads one line (without its end) into cells[p->n], views of the line and of memory of the arena,
- * which is cleared first.  ERR_FORMAT, without file and line, for what is not an object, and for a
- * wanted member that is there twice. */
-status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes, json_cell *cells);
+/* The member at a path; *out = NULL: there is none.  ERR_FORMAT: it is there twice. */
+status json_row_find(const json_value *row, const char *path, const json_value **out);
+
+/* Both: cells[p->n] of a line, in memory of the arena, which is cleared first. */
+status json_row_read(const json_paths *p, arena *a, char *line, size_t n_bytes,
+                     const json_value **cells);
+
+/* The text of a cell: of a string without quotes and escapes, else as it stands; of an array the
+ * texts of its values with CONTENT_SEPARATOR (builder.h) after each, in memory of the arena.
+ * out->text = NULL for an object, and for an array with objects or arrays. */
+status json_cell_text(arena *a, const json_value *v, csv_field *out);
+
+bool json_line_is_blank(const char *line, size_t n);
 
 /* Like csv_parse_block, for the members t->paths. */
 status jsonl_parse_block(const csv_layout *t, const char *file, text_block *block, csv_row_fn fn,

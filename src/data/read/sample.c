@@ -144,13 +144,12 @@ static status add_names(jsonl_sampler *j, const json_value *object, const char *
 static status fill_cells(jsonl_sampler *j, int row) {
     static char digits[2][2] = {"0", "1"};
     for (int i = 0; i < j->n_names; i++) {
-        json_cell cell;
-        status st = json_cell_find(&j->s->memory, j->row[row], j->names[i], &cell);
-        if (st == ERR_NOMEM) return st;
-        if (cell.kind == JSON_CELL_BOOL)
-            cell.field = (csv_field){digits[*cell.field.text == 't'], 1};
-        if (cell.kind >= JSON_CELL_TEXT && cell.kind <= JSON_CELL_BOOL)
-            j->s->cell[row * j->n_names + i] = cell.field;
+        const json_value *v;
+        bool is_value = json_row_find(j->row[row], j->names[i], &v) == OK && v != NULL &&
+                        v->type != JSON_NULL && v->type < JSON_ARRAY;
+        csv_field *cell = &j->s->cell[row * j->n_names + i];
+        if (is_value) TRY(json_cell_text(&j->s->memory, v, cell));
+        if (is_value && v->type == JSON_BOOL) *cell = (csv_field){digits[v->boolean], 1};
     }
     return OK;
 }
@@ -160,9 +159,12 @@ static status add_row(jsonl_sampler *j, const char *line, size_t n, uint64_t num
     sample *s = j->s;
     const char *copy;
     TRY(arena_copy_text(&s->memory, line, n, &copy));
-    status st = json_parse_row(&s->memory, (char *)(uintptr_t)copy, n, &root);
+    status st = json_row_parse(&s->memory, (char *)(uintptr_t)copy, n, &root);
     if (st == ERR_NOMEM) return st;
-    if (st != OK || root->type != JSON_OBJECT) return OK; /* the parser reports it */
+    if (st != OK && s->first_failure.code == OK)
+        failure_save(&s->first_failure,
+                     fail_prefix(st, "%s:%llu", s->file, (unsigned long long)number));
+    if (st != OK) return OK; /* the parser reports it */
     s->line[s->n_rows] = number;
     j->row[s->n_rows++] = root;
     return add_names(j, root, "");
@@ -173,7 +175,7 @@ status sample_jsonl(sample *s, const char *text, size_t n, uint64_t first_line) 
     for (size_t at = 0; at < n && s->n_rows < SAMPLE_ROWS; first_line++) {
         const char *newline = memchr(text + at, '\n', n - at);
         size_t bytes = newline != NULL ? (size_t)(newline - text) - at : n - at;
-        if (bytes > 1) TRY(add_row(&j, text + at, bytes, first_line));
+        if (!json_line_is_blank(text + at, bytes)) TRY(add_row(&j, text + at, bytes, first_line));
         at += bytes + 1;
     }
     s->has_names = true;

@@ -17,6 +17,7 @@ typedef struct sample {
     csv_field *cell;            /* (n_rows, n_columns); text NULL where the row has none */
     uint64_t line[SAMPLE_ROWS]; /* (n_rows) */
     int n_rows;
+    failure first_failure; /* of JSON lines: the reason of the first row that is no object */
 } sample;
 
 void sample_init(sample *s, const char *file);

@@ -50,18 +50,21 @@ static status split_csv(side_reader *r, char *row, size_t n_bytes) {
 /* A member that is missing or null is an empty field, and so is one that nobody asked for and that
  * cannot be a feature. */
 static status split_json(side_reader *r, char *row, size_t n_bytes) {
-    json_cell cells[JSON_MAX_PATHS];
+    const json_value *cells[JSON_MAX_PATHS];
     TRY(json_row_read(r->rows->paths, &r->row, row, n_bytes, cells));
     int first = r->rows->n_columns - r->rows->n_content;
     for (int i = 0; i < r->rows->n_columns; i++) {
-        json_cell_kind kind = cells[i].kind;
-        bool is_empty =
-            kind == JSON_CELL_MISSING || kind == JSON_CELL_NULL ||
-            (kind == JSON_CELL_OTHER && i >= first && r->rows->content[i - first].is_optional);
-        if (!is_empty && (kind == JSON_CELL_OTHER || (kind == JSON_CELL_LIST && i < first)))
+        const json_value *v = cells[i];
+        csv_field *to = &r->wanted[i];
+        *to = (csv_field){NULL, 0};
+        bool is_empty = v == NULL || v->type == JSON_NULL;
+        if (!is_empty) TRY(json_cell_text(&r->row, v, to));
+        bool is_list = i >= first && to->text != NULL;
+        bool is_passed = i >= first && r->rows->content[i - first].is_optional;
+        if (!is_empty && v->type >= JSON_ARRAY && !is_list && !is_passed)
             return fail(ERR_FORMAT, "%s is an object or an array, not a value",
                         r->rows->paths->path[i]);
-        r->wanted[i] = is_empty ? (csv_field){row, 0} : cells[i].field;
+        if (to->text == NULL) *to = (csv_field){row, 0};
     }
     return OK;
 }
