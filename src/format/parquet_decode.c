@@ -300,10 +300,6 @@ static uint64_t load64(const unsigned char *at) {
     return word;
 }
 
-static int64_t widen(const parquet_column *c, uint32_t word) {
-    return c->meaning == MEANS_UNSIGNED ? (int64_t)word : (int64_t)(int32_t)word;
-}
-
 /* Nanoseconds of the day, then the Julian day, as Impala and older Spark write times. */
 static status from_int96(const unsigned char *at, int64_t *out) {
     const int64_t epoch_day = 2440588, day_ns = (int64_t)86400 * 1000000000;
@@ -314,19 +310,35 @@ static status from_int96(const unsigned char *at, int64_t *out) {
     return OK;
 }
 
-static status plain_ints(parquet_values *v, size_t n, int64_t *out) {
-    const parquet_column *c = v->column;
+/* The next n values of 4 or 8 bytes, of plain pages or of those that have their first bytes first,
+ * then the second ones, and so on; (n) words of 64 bits. */
+static status take_words(parquet_values *v, size_t n, void *out) {
+    size_t width = value_bytes(v->column);
+    const unsigned char *at = v->at;
+    char *to = out;
+    bool is_split = v->encoding == ENCODING_BYTE_STREAM_SPLIT;
+    /* Of a split page v->at moves through the first of the streams. */
+    size_t left = (size_t)(v->end - at);
+    left = is_split ? left - (width - 1) * v->stride : left / width;
+    if (n > left) return fail(ERR_FORMAT, "the page has fewer values than it says");
+    v->at += is_split ? n : n * width;
+    if (!is_split && width == 8 && n > 0) memcpy(to, at, n * 8); /* a dictionary may be empty */
+    for (size_t i = 0; !is_split && width == 4 && i < n; i++) {
+        uint64_t word = load32(at + 4 * i);
+        memcpy(to + 8 * i, &word, 8);
+    }
+    for (size_t i = 0; is_split && i < n; i++) {
+        uint64_t word = 0;
+        for (size_t k = 0; k < width; k++)
+            word |= (uint64_t)at[i + k * v->stride] << (8 * k);
+        memcpy(to + 8 * i, &word, 8);
+    }
+    return OK;
+}
+
+static status take_int96(parquet_values *v, size_t n, int64_t *out) {
     const unsigned char *at = NULL;
-    TRY(take_fixed(v, n, value_bytes(c), &at));
-    if (c->type == PARQUET_INT64) {
-        if (n > 0) memcpy(out, at, n * sizeof *out); /* an empty dictionary has no memory */
-        return OK;
-    }
-    if (c->type == PARQUET_INT32) {
-        for (size_t i = 0; i < n; i++)
-            out[i] = widen(c, load32(at + 4 * i));
-        return OK;
-    }
+    TRY(take_fixed(v, n, value_bytes(v->column), &at));
     for (size_t i = 0; i < n; i++)
         TRY(from_int96(at + 12 * i, &out[i]));
     return OK;
@@ -351,68 +363,25 @@ static status run_booleans(parquet_values *v, size_t n, int64_t *out) {
     return OK;
 }
 
-/* One value of a page whose first bytes come first, then the second ones, and so on. */
-static uint64_t join_bytes(const parquet_values *v, size_t width) {
-    uint64_t word = 0;
-    for (size_t k = 0; k < width; k++)
-        word |= (uint64_t)v->at[k * v->stride] << (8 * k);
-    return word;
-}
-
-static status check_split(const parquet_values *v, size_t n) {
-    /* v->at moves through the first of the streams. */
-    size_t left = v->stride - (v->stride * value_bytes(v->column) - (size_t)(v->end - v->at));
-    return n > left ? fail(ERR_FORMAT, "the page has fewer values than it says") : OK;
-}
-
-static status split_ints(parquet_values *v, size_t n, int64_t *out) {
-    size_t width = value_bytes(v->column);
-    TRY(check_split(v, n));
-    for (size_t i = 0; i < n; i++, v->at++) {
-        uint64_t word = join_bytes(v, width);
-        out[i] = width == 4 ? widen(v->column, (uint32_t)word) : (int64_t)word;
-    }
+status parquet_values_ints(parquet_values *v, size_t n, int64_t *out) {
+    const parquet_column *c = v->column;
+    if (v->encoding == ENCODING_RLE) return run_booleans(v, n, out);
+    if (c->type == PARQUET_BOOLEAN) return plain_booleans(v, n, out);
+    if (c->type == PARQUET_INT96) return take_int96(v, n, out);
+    TRY(v->encoding == ENCODING_DELTA_BINARY_PACKED ? delta_take(&v->first, n, out)
+                                                    : take_words(v, n, out));
+    for (size_t i = 0; c->type == PARQUET_INT32 && i < n; i++)
+        out[i] = c->meaning == MEANS_UNSIGNED ? (int64_t)(uint32_t)out[i] : (int32_t)out[i];
     return OK;
 }
 
-status parquet_values_ints(parquet_values *v, size_t n, int64_t *out) {
-    const parquet_column *c = v->column;
-    if (v->encoding == ENCODING_DELTA_BINARY_PACKED) {
-        TRY(delta_take(&v->first, n, out));
-        for (size_t i = 0; c->type == PARQUET_INT32 && i < n; i++)
-            out[i] = widen(c, (uint32_t)out[i]);
-        return OK;
-    }
-    if (v->encoding == ENCODING_BYTE_STREAM_SPLIT) return split_ints(v, n, out);
-    if (v->encoding == ENCODING_RLE) return run_booleans(v, n, out);
-    return c->type == PARQUET_BOOLEAN ? plain_booleans(v, n, out) : plain_ints(v, n, out);
-}
-
-static double to_double(const parquet_column *c, uint64_t word) {
-    if (c->type == PARQUET_DOUBLE) {
-        double d;
-        memcpy(&d, &word, sizeof d);
-        return d;
-    }
-    uint32_t low = (uint32_t)word;
-    float f;
-    memcpy(&f, &low, sizeof f);
-    return f;
-}
-
 status parquet_values_doubles(parquet_values *v, size_t n, double *out) {
-    const parquet_column *c = v->column;
-    size_t width = value_bytes(c);
-    if (v->encoding == ENCODING_BYTE_STREAM_SPLIT) {
-        TRY(check_split(v, n));
-        for (size_t i = 0; i < n; i++, v->at++)
-            out[i] = to_double(c, join_bytes(v, width));
-        return OK;
+    TRY(take_words(v, n, out));
+    for (size_t i = 0; v->column->type == PARQUET_FLOAT && i < n; i++) {
+        float f;
+        memcpy(&f, &out[i], sizeof f); /* the low half of the word */
+        out[i] = (double)f;
     }
-    const unsigned char *at = NULL;
-    TRY(take_fixed(v, n, width, &at));
-    for (size_t i = 0; i < n; i++)
-        out[i] = to_double(c, width == 8 ? load64(at + 8 * i) : load32(at + 4 * i));
     return OK;
 }
 
