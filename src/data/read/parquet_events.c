@@ -173,7 +173,7 @@ static status action_from_text(const converter *c, const char *text, size_t n, i
 }
 
 /* Halves are exact in floating point; what is not a multiple of them is no action of any kind. */
-static status action_from_number(const converter *c, double value, int64_t *out) {
+static inline status action_from_number(const converter *c, double value, int64_t *out) {
     char text[40];
     uint16_t action = 0;
     double halves = 2 * value;
@@ -198,7 +198,7 @@ static status convert_text(converter *c, const parquet_text *t, int64_t *out) {
                                      : number_value(c, t, out);
 }
 
-static status convert_double(converter *c, double value, int64_t *out) {
+static inline status convert_double(converter *c, double value, int64_t *out) {
     return c->role == EVENT_TIME     ? time_from_double(c, value, out)
            : c->role == EVENT_ACTION ? action_from_number(c, value, out)
                                      : number_double(c, value, out);
