@@ -34,6 +34,13 @@ TEST(bench_rows_are_as_wide_as_their_heads) {
                   "batch length   new       ms   replay  TFLOP/s    error  float32   % H200", 1},
                  {"masks --device cpu --length 128 --heads 1 --dim 4",
                   "mask                              B     n density   full   part    fwd ms", 4},
+                 {"search --device cpu --items 300 --queries 2 --filter",
+                  "     items queries   dim     k  filter    allowed  filter ms   alone ms", 5},
+                 {"graph --device cpu --edges 1000 --op gat",
+                  "op        pass        edges  largest exponent    error", 4},
+                 {"embedding --device cpu --max-gib 0.001 --seconds 0.001 --batch 256 --dim 6 "
+                  "--slots 8192",
+                  "                                       size", 14},
                  {"encode 3 2 20 2 8 --device cpu --seconds 0.01",
                   "          ms    fastest     CPU ms     tokens/s    GFLOP/s", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
