@@ -457,8 +457,8 @@ static double largest(const double error[N_ATTN_RESULTS]) {
 }
 
 /* Of replayed calls where the device records, and calls are short enough for that. */
-static double best_of(const attn_row *r, int pass, const double of[N_PASSES][N_TIMINGS]) {
-    return of[pass][isnan(r->seconds[pass][TIMED_REPLAY]) ? TIMED_PLAIN : TIMED_REPLAY];
+static double best_of(const attn_row *r, int pass, const double *of) {
+    return of[isnan(r->seconds[pass][TIMED_REPLAY]) ? TIMED_PLAIN : TIMED_REPLAY];
 }
 
 static void add_ratio(attn_mean *m, double ratio, int number) {
@@ -482,8 +482,8 @@ static status time_pass(attn_bench *b, attn_problem *p, attn_row *r, int pass) {
             attn_peer_best(&r->shape, b->filter.is_any_card, (bench_timing)how, (bench_pass)pass);
         if (b->has_peers) r->ratio[pass][how] = r->tflops[pass][how] / peer;
     }
-    add_ratio(&b->share[pass], best_of(r, pass, r->tflops) * 1e12 / b->peak, r->number);
-    add_ratio(&b->x_peer[pass], best_of(r, pass, r->ratio), r->number);
+    add_ratio(&b->share[pass], best_of(r, pass, r->tflops[pass]) * 1e12 / b->peak, r->number);
+    add_ratio(&b->x_peer[pass], best_of(r, pass, r->ratio[pass]), r->number);
     return OK;
 }
 
@@ -609,11 +609,12 @@ static status print_row(const attn_bench *b, bench *io, const attn_row *r) {
 #define PASS_COLUMNS(name, key, pass)                                                              \
     TIME_MEMBERS(key, pass, TIMED_PLAIN, "ms", 1e3),                                               \
         TIME_MEMBERS(key "replay_", pass, TIMED_REPLAY, "us", 1e6),                                \
-        COLUMN(is_timed ? name " us" : NULL, " 11.1f", NULL, best_of(r, pass, r->seconds) * 1e6),  \
-        COLUMN(is_timed ? "TFLOP/s" : NULL, " 8.4g", NULL, best_of(r, pass, r->tflops)),           \
+        COLUMN(is_timed ? name " us" : NULL, " 11.1f", NULL,                                       \
+               best_of(r, pass, r->seconds[pass]) * 1e6),                                          \
+        COLUMN(is_timed ? "TFLOP/s" : NULL, " 8.4g", NULL, best_of(r, pass, r->tflops[pass])),     \
         COLUMN(is_timed ? "%" : NULL, " 5.1f", NULL,                                               \
-               1e14 * best_of(r, pass, r->tflops) / b->peak),                                      \
-        COLUMN(has_peers ? "x peer" : NULL, " 7.2f", NULL, best_of(r, pass, r->ratio))
+               1e14 * best_of(r, pass, r->tflops[pass]) / b->peak),                                \
+        COLUMN(has_peers ? "x peer" : NULL, " 7.2f", NULL, best_of(r, pass, r->ratio[pass]))
     return BENCH_ROW(io, MEMBER("seed", b->seed), COLUMN("case", "4", "case", r->number),
                      MEMBER("random", s->is_random), MEMBER("any_card", b->filter.is_any_card),
                      COLUMN("D", " 4", "dim", s->dim), COLUMN("H", " 2", "heads", s->n_heads),
