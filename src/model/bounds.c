@@ -24,14 +24,11 @@ typedef struct norm_form {
 typedef struct bounds_layer {
     const hstu_layer *from;
     double *uvqk, *proj; /* (E, W), (E, G) */
-    double *pair_bias;   /* (T, T) of a head: position and time */
     norm_form *in, *mid; /* (T) each: of the norms */
     span normed;         /* (T, E): centre and error */
     span act;            /* (T, W) u, v, q, k after the silu */
     double *slope;       /* (T, W) of the silu */
     double *length;      /* (T, 3 H): of the movement of v, q and k, by heads, at most */
-    double *from_x;      /* (T, W, E): coefficients of the token's input in act */
-    double *rest;        /* (T, W): the part of act that is not theirs, at most */
     span weight;         /* (H, T, T): silu(score) / N; error with that of the score */
     double *pair_slope;  /* (H, T, T) */
     span attn;           /* (T, G): centre and error */
@@ -50,6 +47,10 @@ struct bounds {
     int32_t moved; /* from this token on; the enclosures of those before are points */
     bool is_far;   /* passes for all layers go to the embeddings */
     double *gram;  /* scratch of movement: two squares, and columns twice */
+    /* of the layer that bounds_run is at */
+    double *pair_bias; /* (T, T): position and time */
+    double *from_x;    /* (T, W, E): coefficients of the token's input in act */
+    double *rest; /* (T, W): the part of act that is not theirs, at most; of tokens that move */
     arena memory;
     /* of a pass backward */
     int32_t n_directions, max_directions;
@@ -189,9 +190,9 @@ static void norm_row(const double *x, const double *rx, int32_t dim, double eps,
                      const span *y) {
     norm_box b = norm_measure(x, rx, dim, eps, f);
     double r_low = 1 / sqrt(b.high), r_high = 1 / sqrt(b.low);
-    double slope = -r_low * r_high * r_low * r_high / (r_low + r_high); /* of the chord, */
-    double touch = cbrt(1 / (4 * slope * slope)); /* which is furthest from 1 / sqrt there */
-    double gap = fmax(r_high + slope * (touch - b.low) - 1 / sqrt(touch), 0) + 1e-15 * r_high;
+    double slope = -r_low * r_high * r_low * r_high / (r_low + r_high);
+    /* The chord is furthest above 1 / sqrt where that has its slope, at (-2 slope)^(-2/3). */
+    double gap = fmax(r_high - slope * b.low - 1.5 * cbrt(-2 * slope), 0) + 1e-15 * r_high;
     double at = r_high + slope * (b.at + b.q / 2 - b.low) - gap / 2;
     f->off = gap / 2 - slope * b.q / 2;
     f->spread = (r_high - r_low) / 2;
@@ -399,15 +400,12 @@ static status layer_alloc(bounds *b, bounds_layer *l) {
     arena *a = &b->memory;
     size_t n = (size_t)b->max_n, pairs = n * n * (size_t)l->from->config.n_heads;
     TRY(take_weights(b, l));
-    TRY(ARENA_NEW(a, &l->pair_bias, n * n));
     TRY(norms_alloc(a, &l->in, b->max_n, b->dim));
     TRY(norms_alloc(a, &l->mid, b->max_n, b->gated));
     TRY(span_alloc(a, &l->normed, n * (size_t)b->dim));
     TRY(span_alloc(a, &l->act, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->slope, n * (size_t)b->width));
     TRY(ARENA_NEW(a, &l->length, n * 3 * (size_t)l->from->config.n_heads));
-    TRY(ARENA_NEW(a, &l->rest, n * (size_t)b->width));
-    TRY(ARENA_NEW(a, &l->from_x, n * (size_t)b->width * (size_t)b->dim));
     TRY(span_alloc(a, &l->weight, pairs));
     TRY(ARENA_NEW(a, &l->pair_slope, pairs));
     TRY(span_alloc(a, &l->attn, n * (size_t)b->gated));
@@ -438,6 +436,10 @@ static status make(bounds *b, const model *m) {
     }
     for (int i = 0; i <= b->n_layers; i++)
         TRY(span_alloc(&b->memory, &b->hidden[i], (size_t)b->max_n * (size_t)b->dim));
+    size_t n = (size_t)b->max_n, acts = n * (size_t)b->width;
+    TRY(ARENA_NEW(&b->memory, &b->pair_bias, n * n));
+    TRY(ARENA_NEW(&b->memory, &b->rest, acts));
+    TRY(ARENA_NEW(&b->memory, &b->from_x, acts * (size_t)b->dim));
     return ARENA_NEW(&b->memory, &b->gram, gram_numbers(b));
 }
 
@@ -483,15 +485,14 @@ static void embed(bounds *b, const bounds_query *q) {
     }
 }
 
-static void take_biases(bounds *b, bounds_layer *l, const int64_t *time) {
-    const hstu_layer *from = l->from;
+static void take_biases(bounds *b, const hstu_layer *from, const int64_t *time) {
     const bucket_table *table = bucket_table_get();
     int64_t per_second = b->m->plan.time_per_second, n = b->n;
     for (int64_t i = 0; i < n && from->config.has_bias; i++) {
         int64_t asked = seq_seconds(time[i + 1 < n ? i + 1 : i], per_second);
         for (int64_t j = 0; j <= i; j++) {
             float distance = bucket_distance(asked, seq_seconds(time[j], per_second));
-            l->pair_bias[i * n + j] =
+            b->pair_bias[i * n + j] =
                 (double)from->time_w->value[bucket_of(table, distance)] +
                 (double)from->position_w->value[from->config.bias_len - 1 + j - i];
         }
@@ -534,7 +535,7 @@ static void attend(const bounds *b, bounds_layer *l, int32_t i) {
         for (int32_t j = 0; j <= i; j++) {
             int64_t pair = pair_at(b, h, i, j), q = query_at(b, l, h, i), k = key_at(b, l, h, j),
                     v = (int64_t)j * b->width + b->gated + h * c->dim_v;
-            double score = l->pair_bias[(int64_t)i * b->n + j];
+            double score = b->pair_bias[(int64_t)i * b->n + j];
             for (int32_t d = 0; d < c->dim_qk; d++)
                 score += l->act.centre[q + d] * l->act.centre[k + d];
             span w = span_at(&l->weight, pair);
@@ -767,19 +768,19 @@ static status bound_acts(bounds *b, int k, int32_t t) {
               b->grad_room);
     for (int32_t s = 0; s < n; s++) {
         int64_t w = act + act_at(b, l, t, s);
-        l->rest[w] = b->error[s];
+        b->rest[w] = b->error[s];
         for (int32_t e = 0; e < dim; e++)
-            l->from_x[w * dim + e] = b->grad[(row + e) * n + s];
+            b->from_x[w * dim + e] = b->grad[(row + e) * n + s];
     }
     finish_back(b, k - 1, end_of(b, k), t, false);
     for (int32_t s = 0; s < n; s++) {
         int64_t w = act + act_at(b, l, t, s);
         l->slope[w] = span_silu(l->act.centre[w], b->radius[s], 1, l->act.centre + w,
                                 l->act.radius + w, l->act.error + w);
-        l->rest[w] = fabs(l->slope[w]) * l->rest[w] + l->act.error[w];
+        b->rest[w] = fabs(l->slope[w]) * b->rest[w] + l->act.error[w];
         b->error[s] = fabs(l->slope[w]) * b->error[s] + l->act.error[w];
         for (int32_t e = 0; e < dim; e++)
-            l->from_x[w * dim + e] *= l->slope[w];
+            b->from_x[w * dim + e] *= l->slope[w];
         slope[s] = l->slope[w];
     }
     for (int64_t i = b->moved * (int64_t)dim; i < row + dim; i++)
@@ -805,9 +806,11 @@ static double score_radius(const bounds *b, int k, int32_t h, int32_t i, int32_t
     memset(by_i, 0, 2 * (size_t)b->dim * sizeof *by_i);
     for (int32_t d = 0; d < l->from->config.dim_qk; d++) {
         double qc = l->act.centre[q + d], kc = l->act.centre[key + d];
-        radius += fabs(qc) * l->rest[key + d] + fabs(kc) * l->rest[q + d];
-        add(by_i, kc, l->from_x + (q + d) * b->dim, b->dim);
-        if (j >= b->moved) add(i == j ? by_i : by_j, qc, l->from_x + (key + d) * b->dim, b->dim);
+        radius += fabs(kc) * b->rest[q + d];
+        add(by_i, kc, b->from_x + (q + d) * b->dim, b->dim);
+        if (j < b->moved) continue;
+        radius += fabs(qc) * b->rest[key + d];
+        add(i == j ? by_i : by_j, qc, b->from_x + (key + d) * b->dim, b->dim);
     }
     return radius + reach(by_i, r + (int64_t)i * b->dim, b->dim) +
            reach(by_j, r + (int64_t)j * b->dim, b->dim);
@@ -963,7 +966,7 @@ status bounds_run(bounds *b, const bounds_query *q) {
     for (int k = 0; k < b->n_layers; k++) {
         bounds_layer *l = &b->layers[k];
         l->first = k + 1 == b->n_layers ? q->n - 1 : 0;
-        take_biases(b, l, q->time);
+        take_biases(b, l->from, q->time);
         for (int32_t t = 0; t < q->n; t++)
             TRY(project(b, k, t));
         for (int32_t t = l->first; t < q->n; t++)

@@ -307,10 +307,10 @@ static void find_range(certify *c, const bounds_form *f, int32_t i) {
             double s =
                 near + (far - near) * at_near / (at_near - at_far) + sign * push * c->longest;
             double at = find_certain(c, f, i, s0, s, sign, off);
-            *(at < 0 ? &near : &far) = s;
-            *(at < 0 ? &at_near : &at_far) = at;
+            *(at >= 0 ? &far : &near) = s;
+            *(at >= 0 ? &at_far : &at_near) = at;
         }
-        end[k] = (at_near < 0 || !is_bounded ? far : near) + sign * BOUNDS_SLACK * c->longest;
+        end[k] = (at_near >= 0 && is_bounded ? near : far) + sign * BOUNDS_SLACK * c->longest;
     }
     c->list[i].low = end[0];
     c->list[i].high = end[1];

@@ -164,6 +164,20 @@ TEST(bounds_hold_what_the_model_computes) {
             try_movements(seed, eps[k], n);
 }
 
+/* Of tokens that do not move, nothing is left from users of whom they did. */
+TEST(bounds_do_not_depend_on_earlier_users) {
+    static enclosure first, other, again;
+    for (uint64_t seed = 0; seed < 5; seed += 4) {
+        rig r;
+        open_rig(&r, seed);
+        enclose(&r, 1, 1e-3, &first);
+        enclose(&r, 2, 0.1, &other);
+        enclose(&r, 1, 1e-3, &again);
+        CHECK(memcmp(first.size, again.size, sizeof first.size) == 0);
+        close_rig(&r);
+    }
+}
+
 static void set_all(param *p, float value) {
     for (int64_t i = 0; i < p->n; i++)
         p->value[i] = value;
