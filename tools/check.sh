@@ -256,8 +256,8 @@ short_pages() {
 route_doc() {
     grep -oE '`[^`]*`' docs/server.md | tr -d '`' | sed 's/^[A-Z]* //' | sed -E 's/^(.*)\[([^]]*)\](.*)/\1\3\n\1\2\3/' |
         sed -E 's#/(NAME|ID|V)\b#/*#g' | sort -u >"$dir/told"
-    sed -n 's/^    R("[A-Z]*", "\([^"?]*\)[^"]*", .*/\/\1/p' src/serve/http/server.c | sort -u >"$dir/routes"
-    [ -s "$dir/routes" ] || echo "no routes found in src/serve/http/server.c"
+    sed -n 's/^    R("[A-Z]*", "\([^"?]*\)[^"]*", .*/\/\1/p' src/serve/http/server_int.h | sort -u >"$dir/routes"
+    [ -s "$dir/routes" ] || echo "no routes found in src/serve/http/server_int.h"
     comm -23 "$dir/routes" "$dir/told" | sed 's/^/docs\/server.md does not name /'
 }
 
