@@ -31,8 +31,6 @@ static split_part part_of(const eval_args *a) {
     return a->part == 1 ? PART_VALIDATION : PART_TEST;
 }
 
-enum { RANGE_WIDTH = 18 };
-
 /* Everything that is printed. */
 typedef struct report {
     const eval_args *a;
@@ -84,54 +82,22 @@ static status print_json(const report *o) {
     return json_line_print();
 }
 
-static void print_metrics(const report *o, show_style style) {
-    int width = o->baselines != NULL ? RANGE_WIDTH : 0;
-    printf("%s  %-14s %8s  %-*s", style.bold, "", "model", width, "95 % over users");
-    for (int i = 0; o->baselines != NULL && i < N_BASELINES; i++)
-        printf(" %14s", baseline_names[i]);
-    printf("%s\n", style.plain);
-    for (int k = 0; k < o->r.n; k++) {
-        metric m;
-        /* A class that no event has has no AUC: nothing to show. */
-        if (isnan(o->r.item[k].value)) continue;
-        if (eval_is_beyond(&o->r, o->r.item[k].name)) continue;
-        char range[32] = "";
-        if (isfinite(o->r.item[k].low))
-            snprintf(range, sizeof range, "[%.4f, %.4f]", o->r.item[k].low, o->r.item[k].high);
-        printf("  %-14s %8.4f  %-*s", o->r.item[k].name, o->r.item[k].value, width, range);
-        bool is_parsed =
-            o->baselines != NULL && metric_parse(&m, o->r.item[k].name, o->t->config->task) == OK;
-        for (int i = 0; is_parsed && i < N_BASELINES; i++) {
-            double value = position_counts_metric(&o->baselines[i], &m);
-            if (isnan(value))
-                printf(" %14s", "-");
-            else
-                printf(" %14.4f", value);
-        }
-        printf("\n");
-    }
-    eval_tell_beyond(&o->r);
-}
-
 static status print_text(const report *o) {
     char folder[SHOW_PATH_BYTES], users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
     show_style style = show_stdout_style();
     protocol p = protocol_of(o);
-    buf lines = {0};
     human_duration(took, sizeof took, o->r.seconds);
     printf("%s%s%s at step %" PRIu64 "%s: %s users, %s\n\n", style.bold,
            show_path(folder, o->t->folder), style.plain, o->t->origin.step,
            checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
            show_count(users, (uint64_t)o->r.n_users), took);
-    print_metrics(o, style);
+    eval_print_metrics(&o->r, "model", o->baselines);
     if (o->r.has_gauc) printf("\n  Users with one kind of label, left out of gauc: ");
     for (int k = 0; k < o->r.n_tasks && o->r.has_gauc; k++)
         printf("%s %" PRId64 "%s", o->r.task[k].name, o->r.task[k].n_left_out,
                k + 1 < o->r.n_tasks ? ", " : "\n");
     if (o->groups != NULL) eval_groups_print(o->groups, &o->r);
-    status st = protocol_describe(&p, &lines);
-    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
-    buf_fini(&lines);
+    status st = eval_print_protocol(&p);
     if (eval_describe_misses(&o->r, misses)) printf("\n%s\n", misses);
     return st;
 }

@@ -216,12 +216,48 @@ void eval_groups_write(const eval_groups *g, json_writer *w) {
     json_array_close(w);
 }
 
-void eval_tell_beyond(const eval_result *r) {
-    int k = 0;
-    while (k < r->n && !eval_is_beyond(r, r->item[k].name))
-        k++;
-    if (k < r->n)
+static void print_baselines(const position_counts *baselines, const char *name) {
+    metric m;
+    if (metric_parse(&m, name, TASK_RETRIEVAL) != OK) return;
+    for (int i = 0; i < N_BASELINES; i++) {
+        double value = position_counts_metric(&baselines[i], &m);
+        if (isnan(value))
+            printf(" %14s", "-");
+        else
+            printf(" %14.4f", value);
+    }
+}
+
+void eval_print_metrics(const eval_result *r, const char *what, const position_counts *baselines) {
+    show_style style = show_stdout_style();
+    int width = baselines != NULL ? 18 : 0;
+    bool has_hidden = false;
+    printf("%s  %-14s %8s  %-*s", style.bold, "", what, width, "95 % over users");
+    for (int i = 0; baselines != NULL && i < N_BASELINES; i++)
+        printf(" %14s", baseline_names[i]);
+    printf("%s\n", style.plain);
+    for (int k = 0; k < r->n; k++) {
+        const eval_metric *m = &r->item[k];
+        char range[32] = "";
+        has_hidden |= eval_is_beyond(r, m->name);
+        /* A class that no event has has no AUC: nothing to show. */
+        if (isnan(m->value) || eval_is_beyond(r, m->name)) continue;
+        if (isfinite(m->low)) snprintf(range, sizeof range, "  [%.4f, %.4f]", m->low, m->high);
+        printf("  %-14s %8.4f%-*s", m->name, m->value, width + 2 * (width > 0), range);
+        if (baselines != NULL) print_baselines(baselines, m->name);
+        printf("\n");
+    }
+    if (has_hidden)
         printf("  Not shown: metrics at %d, the items ranked, and above\n", r->n_items_ranked);
+}
+
+status eval_print_protocol(const protocol *p) {
+    show_style style = show_stdout_style();
+    buf lines = {0};
+    status st = protocol_describe(p, &lines);
+    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
+    buf_fini(&lines);
+    return st;
 }
 
 /* The first metrics that have an interval, as many as fit. */

@@ -12,7 +12,7 @@
 #include "train/loop/list_metrics.h"
 #include "train/report/run_log.h"
 
-enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16 };
+enum { ID_BYTES = 512, MAX_COLUMNS = 64, ARENA_BYTES = 1 << 16, MAX_LINE = 1 << 30 };
 
 /* A row of a table: an item of a list, and its place among the user's. */
 typedef struct ranked_row {
@@ -41,6 +41,8 @@ typedef struct listing {
     id_count unknown_users, unknown_items;
     map listed; /* pairs of user and item */
     uint64_t line;
+    enum { FORM_UNKNOWN, FORM_JSON, FORM_CSV } form;
+    int place[3];    /* CSV: the columns of user, item and rank; -1: there is none (yet) */
     ranked_row *row; /* (n_rows) */
     size_t n_rows, row_capacity;
     arena memory; /* of the lists */
@@ -138,11 +140,11 @@ static status read_json_line(listing *l, arena *memory, const char *line, size_t
 }
 
 /* The columns of the header that name user and item, and the rank, if there is one. */
-static status read_header(csv_field *fields, int n, int place[3]) {
+static status read_header(listing *l, csv_field *fields, int n) {
     static const char *const names[3][6] = {{"user", "user_id", "userid", "uid", "query", NULL},
                                             {"item", "item_id", "itemid", "iid", "id", NULL},
                                             {"rank", NULL}};
-    place[0] = place[1] = place[2] = -1;
+    int *place = l->place;
     for (int i = 0; i < n; i++)
         for (int k = 0; k < 3; k++)
             for (int j = 0; names[k][j] != NULL; j++)
@@ -168,14 +170,14 @@ static status add_rows(listing *l) {
 }
 
 /* One row an item: in the order of the user's list, or with its rank. */
-static status read_csv_row(listing *l, char *line, size_t n, int place[3]) {
+static status read_csv_row(listing *l, char *line, size_t n) {
     const csv_format format = {.delimiter = ",", .has_quotes = true};
     csv_field fields[MAX_COLUMNS];
     const char *cell[3];
     ranked_row row = {.line = (int64_t)l->line};
-    int n_fields;
+    int n_fields, *place = l->place;
     TRY(csv_split(&format, line, n, fields, MAX_COLUMNS, &n_fields));
-    if (l->line == 1) return read_header(fields, n_fields, place);
+    if (place[0] < 0) return read_header(l, fields, n_fields);
     for (int k = 0; k < 3 && place[k] >= 0; k++) {
         if (place[k] >= n_fields || fields[place[k]].n_bytes >= ID_BYTES)
             return fail(ERR_FORMAT, "%d fields: user, item or rank is missing", n_fields);
@@ -186,48 +188,36 @@ static status read_csv_row(listing *l, char *line, size_t n, int place[3]) {
         return fail(ERR_FORMAT, "the rank '%.40s' is not a whole number", cell[2]);
     if (!find_user(l, cell[0], &row.user)) return OK;
     begin_list(l, row.user);
-    row.item = cell[1];
+    TRY(arena_copy_text(&l->memory, cell[1], strlen(cell[1]), &row.item));
     TRY(MEM_RESERVE(&l->row, &l->row_capacity, l->n_rows + 1));
     l->row[l->n_rows++] = row;
     return OK;
 }
 
-static status read_lines(listing *l, char *text, size_t n) {
-    size_t first = strspn(text, " \r\n\t");
-    bool is_json = first < n && text[first] == '{';
-    int place[3] = {-1, -1, -1};
-    arena memory;
-    arena_init(&memory, ARENA_BYTES);
-    status st = OK;
-    for (char *line = text; st == OK && line < text + n;) {
-        char *end = memchr(line, '\n', (size_t)(text + n - line));
-        size_t bytes = end != NULL ? (size_t)(end - line) : (size_t)(text + n - line);
-        size_t used = bytes > 0 && line[bytes - 1] == '\r' ? bytes - 1 : bytes;
-        l->line++;
-        if (used > 0)
-            st = is_json ? read_json_line(l, &memory, line, used)
-                         : read_csv_row(l, line, used, place);
-        arena_clear(&memory);
-        line += bytes + 1;
-    }
-    arena_fini(&memory);
-    return st == OK ? add_rows(l) : fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
+static status read_line(listing *l, arena *memory, char *line, size_t n) {
+    size_t first = strspn(line, " \t");
+    if (n > 0 && line[n - 1] == '\r') n--;
+    if (n == 0) return OK;
+    if (l->form == FORM_UNKNOWN) l->form = line[first] == '{' ? FORM_JSON : FORM_CSV;
+    return l->form == FORM_JSON ? read_json_line(l, memory, line, n) : read_csv_row(l, line, n);
 }
 
 /* Plain or compressed; - is stdin. */
-static status read_file(const char *path, buf *text) {
-    input *in;
-    char block[1 << 14];
-    size_t got = 1;
-    TRY(input_open(&in, path));
-    status st = OK;
-    while (st == OK && got > 0) {
-        st = input_read(in, block, sizeof block, &got);
-        if (st == OK) st = buf_append(text, block, got);
+static status read_lines(listing *l) {
+    input_lines in;
+    arena memory;
+    bool is_end = false;
+    arena_init(&memory, ARENA_BYTES);
+    status st = input_lines_open(&in, l->a->file);
+    while (st == OK && (st = input_lines_next(&in, MAX_LINE, &is_end)) == OK && !is_end) {
+        l->line = in.n;
+        if (in.line.n_bytes > 0) st = read_line(l, &memory, in.line.data, in.line.n_bytes);
+        if (st != OK) st = fail_prefix(st, "%s, line %" PRIu64, l->a->file, l->line);
+        arena_clear(&memory);
     }
-    input_close(in);
-    if (st == OK) st = buf_char(text, '\n'); /* never empty, and ends with a line */
-    return st;
+    input_lines_close(&in);
+    arena_fini(&memory);
+    return st == OK ? add_rows(l) : st;
 }
 
 static status mark_users(listing *l) {
@@ -336,25 +326,14 @@ static status write_run(const listing *l, const protocol *p) {
 static status print(const listing *l, const protocol *p) {
     char count[SHOW_BYTES], of[SHOW_BYTES];
     show_style style = show_stdout_style();
-    buf lines = {0};
     if (l->a->is_json) {
         write_line(l, p, "eval", json_line_open());
         return json_line_print();
     }
     printf("%s%s%s: lists of %s of %s users\n\n", style.bold, l->a->file, style.plain,
            show_count(count, l->n_lists), show_count(of, (uint64_t)l->result.n_users));
-    printf("%s  %-14s %8s  %s%s\n", style.bold, "", "lists", "95 % over users", style.plain);
-    for (int i = 0; i < l->result.n; i++) {
-        const eval_metric *m = &l->result.item[i];
-        if (isnan(m->value) || eval_is_beyond(&l->result, m->name)) continue;
-        printf("  %-14s %8.4f", m->name, m->value);
-        printf(isfinite(m->low) ? "  [%.4f, %.4f]\n" : "\n", m->low, m->high);
-    }
-    eval_tell_beyond(&l->result);
-    status st = protocol_describe(p, &lines);
-    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
-    buf_fini(&lines);
-    return st;
+    eval_print_metrics(&l->result, "lists", NULL);
+    return eval_print_protocol(p);
 }
 
 static void tell_unknown(const listing *l, const id_count *c, const char *what,
@@ -398,11 +377,7 @@ static status evaluate(listing *l) {
     if (a->metrics == NULL) metric_list_add_final(&l->metrics, TASK_RETRIEVAL);
     TRY(list_metrics_init(&l->lists, &l->split, &l->metrics));
     TRY(mark_users(l));
-    buf text = {0};
-    status st = read_file(a->file, &text);
-    if (st == OK) st = read_lines(l, text.data, text.n_bytes);
-    buf_fini(&text);
-    TRY(st);
+    TRY(read_lines(l));
     if (l->n_lists == 0) return fail(ERR_FORMAT, "%s: has no list of a user of the data", a->file);
     TRY(measure(l));
     tell(l);
@@ -412,7 +387,7 @@ static status evaluate(listing *l) {
 
 status eval_lists(const eval_lists_args *a) {
     work w;
-    listing l = {.a = a};
+    listing l = {.a = a, .place = {-1, -1, -1}};
     TRY(work_open(&w, a->data, "cpu"));
     arena_init(&l.memory, ARENA_BYTES);
     status st =
