@@ -437,6 +437,11 @@ bool folder_exists(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+bool folder_has(const char *folder, const char *name) {
+    char path[PATH_MAX];
+    return path_join(path, sizeof path, folder, name) == OK && file_exists(path);
+}
+
 status path_join(char *text, size_t n, const char *dir, const char *name) {
     size_t length = strlen(dir);
     const char *slash = length > 0 && dir[length - 1] == '/' ? "" : "/";

@@ -99,6 +99,7 @@ bool file_exists(const char *path);
 /* Whether both paths lead to one regular file, as a link and its target do. */
 bool file_is_same(const char *a, const char *b);
 bool folder_exists(const char *path);
+bool folder_has(const char *folder, const char *name); /* a file of this name */
 
 /* "dir/name" into text; ERR_USAGE if it does not fit. */
 status path_join(char *text, size_t n, const char *dir, const char *name);

@@ -150,6 +150,16 @@ int64_t checkpoint_step_of(const char *name) {
     return strcmp(name, again) == 0 ? step : -1;
 }
 
+int64_t checkpoint_linked_step(const char *run, const char *name) {
+    char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];
+    if (path_join(path, sizeof path, run, name) != OK) return -1;
+    ssize_t n = readlink(path, target, sizeof target - 1);
+    if (n <= 0) return -1;
+    target[n] = '\0';
+    const char *slash = strrchr(target, '/');
+    return checkpoint_step_of(slash != NULL ? slash + 1 : target);
+}
+
 /* The step of the newest checkpoint; -1: none. */
 static int64_t newest_step(const char *run) {
     char parent[CHECKPOINT_PATH_BYTES];
@@ -168,11 +178,9 @@ static int64_t newest_step(const char *run) {
 }
 
 bool checkpoint_is_to_come(const char *run) {
-    char options[CHECKPOINT_PATH_BYTES], last[CHECKPOINT_PATH_BYTES];
-    if (path_join(options, sizeof options, run, "config.json") != OK ||
-        path_join(last, sizeof last, run, "last") != OK)
-        return false;
-    return file_exists(options) && !folder_exists(last) && newest_step(run) < 0;
+    char last[CHECKPOINT_PATH_BYTES];
+    if (path_join(last, sizeof last, run, "last") != OK) return false;
+    return folder_has(run, "config.json") && !folder_exists(last) && newest_step(run) < 0;
 }
 
 status checkpoint_find(const char *path, char folder[CHECKPOINT_PATH_BYTES]) {

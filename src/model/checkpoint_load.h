@@ -111,3 +111,6 @@ const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int
 
 /* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);
+
+/* The step that RUN/name points to; -1: there is no such link. */
+int64_t checkpoint_linked_step(const char *run, const char *name);

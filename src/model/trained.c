@@ -17,8 +17,7 @@ const char *engine_dtype_name(config_dtype dtype) {
 }
 
 bool engine_folder_is(const char *path) {
-    char inside[CHECKPOINT_PATH_BYTES];
-    return path_join(inside, sizeof inside, path, "engine.json") == OK && file_exists(inside);
+    return folder_has(path, "engine.json");
 }
 
 static const char remedy[] =

@@ -701,11 +701,6 @@ static status show(const char *path, const seq_file *data, bool is_json) {
     return st;
 }
 
-static bool has_file(const char *path, const char *name) {
-    char inside[4096];
-    return path_join(inside, sizeof inside, path, name) == OK && file_exists(inside);
-}
-
 /* A step of RUN/snapshots, or what `hstu export` and `hstu import` wrote. */
 static bool has_tables(const char *path) {
     bool is_there = false;
@@ -726,12 +721,12 @@ static status check_path(const char *path) {
     TRY(path_join(inside, sizeof inside, path, "data.seq"));
     if (stat(inside, &found) == 0) return OK;
     if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
-    if (has_file(path, "engine.json"))
+    if (folder_has(path, "engine.json"))
         return fail(ERR_USAGE,
                     "%s: an engine folder; 'hstu serve' serves it, 'hstu info' of the run that it "
                     "was built from shows more",
                     path);
-    if (has_file(path, "manifest.json"))
+    if (folder_has(path, "manifest.json"))
         return fail(ERR_USAGE,
                     "%s: a checkpoint; name its run, or a dynamic table of it (%s/table-...), or "
                     "evaluate it with 'hstu eval'",
@@ -764,7 +759,7 @@ status cmd_info(int argc, char **argv) {
     seq_file *data;
     ARGS_PARSE(&spec, &path, NULL);
     if (embed_is_snapshot(path)) return info_table(path, is_json);
-    if (has_file(path, "log.jsonl")) return info_run(path, is_json);
+    if (folder_has(path, "log.jsonl")) return info_run(path, is_json);
     if (info_is_tensors(path)) return info_tensors(path, is_json);
     TRY(check_path(path));
     TRY(pool_create_default(&p));

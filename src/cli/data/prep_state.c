@@ -4,6 +4,7 @@
 #include "cli/data/prep_state.h"
 
 #include "data/read/source_job.h"
+#include "data/read/time_text.h"
 #include "serve/state/user_writer.h"
 
 /* Histories on their way to a builder. */
@@ -47,11 +48,6 @@ static status find_id(moving *m, bool is_item, engine_id id, uint32_t *out) {
     return is_item ? sink_item(m->sink, id.number, out) : sink_user(m->sink, id.number, out);
 }
 
-/* Without data times are nanoseconds: how many digits after the second this one needs. */
-static int digits_of(int64_t ns) {
-    return ns % 1000000000 == 0 ? 0 : ns % 1000000 == 0 ? 3 : ns % 1000 == 0 ? 6 : 9;
-}
-
 static status put_history(moving *m, engine_id id, const user_history *h) {
     enum { BLOCK_EVENTS = 1 << 20 };
     uint32_t user = none, item;
@@ -64,8 +60,8 @@ static status put_history(moving *m, engine_id id, const user_history *h) {
         if (m->n_left == 0 && m->n_blocks > 0) TRY(sink_end_block(m->sink));
         if (m->n_left == 0) TRY(sink_begin_block(m->sink, m->n_blocks++, BLOCK_EVENTS));
         m->n_left = (m->n_left > 0 ? m->n_left : BLOCK_EVENTS) - 1;
-        if (m->data == NULL) sink_keep_digits(m->sink, digits_of(e.time));
-        uint16_t action = m->options.actions == ACTION_NONE ? 0 : e.action; /* or unknown */
+        if (m->data == NULL) sink_keep_digits(m->sink, time_digits(e.time)); /* nanoseconds */
+        uint16_t action = m->options.actions == ACTION_NONE ? 0 : e.action;  /* or unknown */
         TRY(sink_add_numbered(m->sink, user, item, action, e.time));
     }
     return OK;

@@ -121,11 +121,7 @@ enum { MAX_PATHS = 4096 };
 
 /* A run or a checkpoint gets the tables; any other name is a new folder. */
 static status find_checkpoint(const char *out, char folder[CHECKPOINT_PATH_BYTES], bool *is_there) {
-    char path[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(path, sizeof path, out, "manifest.json"));
-    *is_there = file_exists(path);
-    TRY(path_join(path, sizeof path, out, "config.json"));
-    *is_there = *is_there || file_exists(path);
+    *is_there = folder_has(out, "manifest.json") || folder_has(out, "config.json");
     return *is_there ? checkpoint_find_last(out, folder) : OK;
 }
 

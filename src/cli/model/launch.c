@@ -5,7 +5,7 @@
 #include "cli/cli.h"
 
 enum { MAX_STARTS = 64, MAX_RANKS = 1 << 20, NUMBER_BYTES = 16 };
-enum { MAX_WORDS = 1000, PATH_BYTES = 4096, EXIT_USAGE = 2, EXIT_NO_PROGRAM = 127 };
+enum { MAX_WORDS = 1000, EXIT_USAGE = 2, EXIT_NO_PROGRAM = 127 };
 
 static volatile sig_atomic_t signalled;
 static volatile pid_t running;
@@ -30,13 +30,6 @@ static const char *find_run(const char *const *words, int n) {
         if (strncmp(words[i], "--out=", 6) == 0) return words[i] + 6;
     }
     return NULL;
-}
-
-/* Whether there is a run to go on with; one that was killed before that begins again. */
-static bool has_run(const char *run) {
-    char path[PATH_BYTES];
-    return run != NULL && path_join(path, sizeof path, run, "config.json") == OK &&
-           file_exists(path);
 }
 
 static bool has_word(const char *const *words, int n, const char *word) {
@@ -100,11 +93,14 @@ static status launch(const char *const *given, int n, const launch_plan *p) {
     const char *words[MAX_WORDS + 2];
     const struct timespec pause = {.tv_sec = p->pause_s};
     bool resumes = has_word(given, n, "--resume");
+    const char *run = find_run(given, n);
     int64_t restarts = p->restarts;
     int code = 0;
     for (int64_t i = 0;; i++) {
         take_words(words, given, n, p, i);
-        words[n] = i > 0 && !resumes && has_run(find_run(given, n)) ? "--resume" : NULL;
+        /* One that was killed before there was a run begins again. */
+        bool has_run = i > 0 && run != NULL && folder_has(run, "config.json");
+        words[n] = has_run && !resumes ? "--resume" : NULL;
         words[n + 1] = NULL;
         TRY(run_once(words, &code));
         if (!is_worth_another(code) || i == restarts) break;

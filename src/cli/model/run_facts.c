@@ -24,17 +24,6 @@ static uint64_t bytes_in(const char *folder, int depth) {
     return n;
 }
 
-/* The step that RUN/name points to; -1: there is no such link. */
-static int64_t linked_step(const char *run, const char *name) {
-    char path[CHECKPOINT_PATH_BYTES], target[256];
-    if (path_join(path, sizeof path, run, name) != OK) return -1;
-    ssize_t n = readlink(path, target, sizeof target - 1);
-    if (n <= 0) return -1;
-    target[n] = '\0';
-    const char *slash = strrchr(target, '/');
-    return checkpoint_step_of(slash != NULL ? slash + 1 : target);
-}
-
 static int compare_steps(const void *a, const void *b) {
     const run_checkpoint *x = a, *y = b;
     return (x->step > y->step) - (x->step < y->step);
@@ -42,7 +31,8 @@ static int compare_steps(const void *a, const void *b) {
 
 static void list_checkpoints(run_facts *f) {
     char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES];
-    int64_t last = linked_step(f->run, "last"), best = linked_step(f->run, "best");
+    int64_t last = checkpoint_linked_step(f->run, "last");
+    int64_t best = checkpoint_linked_step(f->run, "best");
     if (path_join(parent, sizeof parent, f->run, "checkpoints") != OK) return;
     DIR *dir = opendir(parent);
     if (dir == NULL) return;
@@ -76,10 +66,8 @@ static const char *status_of(const run_history *h) {
 }
 
 status run_facts_read(run_facts *f, const char *run) {
-    char path[CHECKPOINT_PATH_BYTES];
     *f = (run_facts){.run = run};
-    TRY(path_join(path, sizeof path, run, "log.jsonl"));
-    if (!file_exists(path))
+    if (!folder_has(run, "log.jsonl"))
         return fail(ERR_USAGE, "%s: not a run (no log.jsonl); 'hstu train --out RUN' makes one",
                     run);
     TRY(run_history_read(&f->history, run));

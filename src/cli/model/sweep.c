@@ -449,12 +449,11 @@ static void choose_metric(sweep *s, const sweep_args *a, const run_history *h) {
 
 /* What a trial's log says: whether it is done, and its metric. */
 static status read_trial(sweep *s, const sweep_args *a, int trial) {
-    char path[PATH_BYTES], log[PATH_BYTES];
+    char path[PATH_BYTES];
     sweep_trial *t = &s->trial[trial];
     run_history h;
     TRY(trial_path(path, a, trial, ""));
-    TRY(path_join(log, sizeof log, path, "log.jsonl"));
-    if (!file_exists(log)) return OK;
+    if (!folder_has(path, "log.jsonl")) return OK;
     status st = run_history_read(&h, path);
     if (st == OK && h.done != NULL) {
         choose_metric(s, a, &h);
@@ -488,12 +487,11 @@ static void take_device(const char *list, int job, char *out) {
 /* The words of a training; those that are made live in the sweep's memory. */
 static status make_words(sweep *s, const sweep_args *a, int trial, int job, const char *self,
                          const char *words[MAX_WORDS]) {
-    char path[PATH_BYTES], saved[PATH_BYTES], *threads, *text, *epochs, *device;
+    char path[PATH_BYTES], *threads, *text, *epochs, *device;
     const char *out;
     int n = 0, n_threads;
     TRY(env_threads_of((int)a->jobs, &n_threads));
     TRY(trial_path(path, a, trial, ""));
-    TRY(path_join(saved, sizeof saved, path, "config.json"));
     TRY(arena_copy_text(&s->memory, path, strlen(path), &out));
     TRY(ARENA_NEW(&s->memory, &threads, 64));
     TRY(ARENA_NEW(&s->memory, &epochs, 32));
@@ -518,7 +516,7 @@ static status make_words(sweep *s, const sweep_args *a, int trial, int job, cons
         snprintf(text, bytes, "%s=%s", r->name, value);
         words[n++] = "--set", words[n++] = text;
     }
-    if (file_exists(saved)) words[n++] = "--resume";
+    if (folder_has(path, "config.json")) words[n++] = "--resume";
     words[n] = NULL;
     return OK;
 }

@@ -364,13 +364,12 @@ void time_plan_name(const time_plan *plan, char out[TIME_NAME_BYTES]) {
                                              : "integers");
 }
 
-/* Digits after the second that a time needs. */
-static int digits_of(int64_t ns) {
+int time_digits(int64_t ns) {
     return ns % NS_PER_SECOND == 0 ? 0 : ns % 1000000 == 0 ? 3 : ns % 1000 == 0 ? 6 : 9;
 }
 
 static time_fault keep(int64_t ns, int64_t *out, int *digits) {
-    int needed = digits_of(ns);
+    int needed = time_digits(ns);
     *out = ns;
     if (needed > *digits) *digits = needed;
     return TIME_FINE;

@@ -54,6 +54,9 @@ typedef enum {
  * time needs as many digits after the second. */
 time_fault time_parse(const time_plan *plan, const char *text, size_t n, int64_t *out, int *digits);
 
+/* Digits after the second that a time in nanoseconds needs: 0, 3, 6 or 9. */
+int time_digits(int64_t ns);
+
 /* Records the fault of a time as ERR_FORMAT, with the remedy. */
 status time_fail(const time_plan *plan, time_fault fault, const char *text, size_t n);
 

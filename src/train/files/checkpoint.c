@@ -103,16 +103,6 @@ status checkpoint_point_best(const char *run, int64_t step) {
     return OK;
 }
 
-/* The step RUN/name points to; -1 if there is no such link. */
-static int64_t linked_step(const char *run, const char *name) {
-    char path[CHECKPOINT_PATH_BYTES], target[NAME_BYTES];
-    if (path_join(path, sizeof path, run, name) != OK) return -1;
-    ssize_t n = readlink(path, target, sizeof target - 1);
-    if (n <= 0) return -1;
-    target[n] = '\0';
-    return step_of(target);
-}
-
 /* Renames the folder; one that is there already leaves first, under a name that checkpoint_prune
  * removes. */
 static status put_in_place(const char *temporary, const char *folder) {
@@ -139,8 +129,8 @@ static status publish(const char *run, const char *temporary, const char *folder
     /* A step is saved again where it turned out to be the best: the folder that `last` points to
      * stays.  Any other folder of that name is from a run that was killed before its link, or from
      * before the run went back to an older checkpoint: its weights are not those of the log. */
-    bool is_last = folder_exists(folder) && linked_step(run, "last") == step_of(folder) &&
-                   step_of(folder) >= 0;
+    bool is_last = folder_exists(folder) &&
+                   checkpoint_linked_step(run, "last") == step_of(folder) && step_of(folder) >= 0;
     if (is_last && checkpoint_verify(folder) == OK)
         checkpoint_remove(temporary);
     else
@@ -217,7 +207,8 @@ static void remove_remains(const char *run, const char *parent) {
 
 void checkpoint_prune(const char *run, int keep) {
     char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
-    int64_t oldest, last = linked_step(run, "last"), best = linked_step(run, "best");
+    int64_t oldest, last = checkpoint_linked_step(run, "last"),
+                    best = checkpoint_linked_step(run, "best");
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
     remove_remains(run, parent);
     /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
