@@ -274,7 +274,7 @@ static double place(const sweep_range *r, int at) {
     return r->n > 1 ? (double)at / (r->n - 1) : 0.5;
 }
 
-static status put_axes(const sweep *s, buf *out, double low, double high) {
+static status put_axes(const sweep *s, buf *out, double worst, double best) {
     static const char middle[] = "text-anchor='middle' font-size='12' font-weight='bold'";
     static const char side[] = "font-size='11' class='dim'";
     char text[64];
@@ -292,18 +292,17 @@ static status put_axes(const sweep *s, buf *out, double low, double high) {
                           s->range[i].value[k]));
     }
     TRY(put_label(out, x_of(s, s->n_ranges), TOP - 28, middle, s->metric));
-    snprintf(text, sizeof text, "%.4g", s->is_lower_better ? low : high);
+    snprintf(text, sizeof text, "%.4g", best);
     TRY(put_label(out, x_of(s, s->n_ranges) + 4, y_of(1) + 4, side, text));
-    snprintf(text, sizeof text, "%.4g", s->is_lower_better ? high : low);
+    snprintf(text, sizeof text, "%.4g", worst);
     return put_label(out, x_of(s, s->n_ranges) + 4, y_of(0), side, text);
 }
 
 /* A line a trial, the best ones drawn last; the better, the warmer. */
-static status put_lines(const sweep *s, buf *out, const sweep_trial *const *best, int n, double low,
-                        double high) {
+static status put_lines(const sweep *s, buf *out, const sweep_trial *const *best, int n) {
     for (int k = n - 1; k >= 0; k--) {
-        double share = high > low ? (best[k]->metric - low) / (high - low) : 1;
-        if (s->is_lower_better) share = 1 - share;
+        double worst = best[n - 1]->metric, range = best[0]->metric - worst;
+        double share = range != 0 ? (best[k]->metric - worst) / range : 1;
         TRY(buf_text(out, "<polyline fill='none' points='"));
         for (int i = 0; i < s->n_ranges; i++)
             TRY(buf_printf(out, "%.1f,%.1f ", x_of(s, i),
@@ -346,12 +345,6 @@ static status put_table(const sweep *s, buf *out, const sweep_trial *const *best
 }
 
 static status describe_page(const sweep *s, buf *out, const sweep_trial *const *best, int n) {
-    double low = n > 0 ? best[n - 1]->metric : 0, high = n > 0 ? best[0]->metric : 0;
-    if (s->is_lower_better) {
-        double swap = low;
-        low = high;
-        high = swap;
-    }
     TRY(page_open(out, "Sweep"));
     TRY(buf_printf(
         out,
@@ -360,8 +353,8 @@ static status describe_page(const sweep *s, buf *out, const sweep_trial *const *
         n, s->n_trials, s->metric, s->part, strcmp(s->part, "test") == 0 ? ON_TEST : ""));
     TRY(buf_printf(out, "<svg viewBox='0 0 %d %d' width='100%%' role='img' fill='currentColor'>\n",
                    WIDTH, HEIGHT));
-    TRY(put_axes(s, out, low, high));
-    TRY(put_lines(s, out, best, n, low, high));
+    TRY(put_axes(s, out, n > 0 ? best[n - 1]->metric : 0, n > 0 ? best[0]->metric : 0));
+    TRY(put_lines(s, out, best, n));
     TRY(buf_text(out, "</svg>\n"));
     TRY(put_table(s, out, best, n));
     return page_close(out);
@@ -473,15 +466,12 @@ static status read_trial(sweep *s, const sweep_args *a, int trial) {
 
 /* Jobs take the devices of a list in turn. */
 static void take_device(const char *list, int job, char *out) {
-    const char *at = list;
     int n = 1;
     for (const char *c = list; *c != '\0'; c++)
         n += *c == ',';
     for (int i = job % n; i > 0; i--)
-        at = strchr(at, ',') + 1;
-    size_t bytes = strcspn(at, ",");
-    memcpy(out, at, bytes);
-    out[bytes] = '\0';
+        list = strchr(list, ',') + 1;
+    strcpy(out, list)[strcspn(list, ",")] = '\0';
 }
 
 /* The words of a training; those that are made live in the sweep's memory. */
@@ -549,16 +539,15 @@ static void last_line(const sweep_args *a, int trial, char out[400]) {
     out[0] = '\0';
     if (trial_path(path, a, trial, ".log") != OK || file_read_all(path, 1 << 22, &text, &n) != OK)
         return;
-    size_t from = n;
+    const char *line = text;
     do {
-        n = from;
         while (n > 0 && text[n - 1] == '\n')
             n--;
-        from = n;
-        while (from > 0 && text[from - 1] != '\n')
-            from--;
-    } while (from > 0 && strncmp(text + from, "Try 'hstu ", 10) == 0);
-    snprintf(out, 400, "%.*s", (int)(n - from < 399 ? n - from : 399), text + from);
+        text[n] = '\0';
+        line = strrchr(text, '\n') != NULL ? strrchr(text, '\n') + 1 : text;
+        n = (size_t)(line - text);
+    } while (n > 0 && strncmp(line, "Try 'hstu ", 10) == 0);
+    snprintf(out, 400, "%s", line);
     mem_free(text);
 }
 
