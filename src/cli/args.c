@@ -1,5 +1,6 @@
 #include "cli/cli.h"
 #include "cli/help/help.h"
+#include "cli/output.h"
 
 enum { MAX_OPTIONS = 128, MAX_PARTS = 16 };
 
@@ -24,9 +25,7 @@ static status unknown_option(const arg_spec *spec, const char *name, size_t n) {
     for (const arg_option *o = spec->options; o->name != NULL && n_names < MAX_OPTIONS; o++)
         if (!args_is_group(o)) names[n_names++] = o->name;
     names[n_names++] = "--help";
-    char word[128];
-    snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
-    return fail_unknown("option", word, names, n_names);
+    return fail_unknown("option", show_printf("%.*s", (int)n, name), names, n_names);
 }
 
 static void store_number(const arg_option *o, int64_t number) {
@@ -64,25 +63,20 @@ static status read_double(const arg_option *o, const char *text) {
 }
 
 /* "red, green or blue" */
-static void list_choices(const char *const *choices, char *text, size_t n) {
-    size_t used = 0;
-    for (int i = 0; choices[i] != NULL && used < n; i++)
-        used += (size_t)snprintf(text + used, n - used, "%s%s",
-                                 i == 0                   ? ""
-                                 : choices[i + 1] == NULL ? " or "
-                                                          : ", ",
-                                 choices[i]);
+static const char *list_choices(const char *const *choices) {
+    const char *text = choices[0];
+    for (int i = 1; choices[i] != NULL; i++)
+        text = show_printf("%s%s%s", text, choices[i + 1] == NULL ? " or " : ", ", choices[i]);
+    return text;
 }
 
 static status read_choice(const arg_option *o, const char *text) {
-    char names[256];
     for (int i = 0; o->choices[i] != NULL; i++) {
         if (strcmp(text, o->choices[i]) != 0) continue;
         store_number(o, i);
         return OK;
     }
-    list_choices(o->choices, names, sizeof names);
-    return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, names);
+    return fail(ERR_USAGE, "%s %.40s: must be %s", o->name, text, list_choices(o->choices));
 }
 
 static arena list_memory;

@@ -1,10 +1,52 @@
 #include "cli/output.h"
 
-const char *show_count(char text[SHOW_BYTES], uint64_t value) {
-    return text_grouped(text, value);
+static char shown[1 << 16];
+static size_t n_shown;
+
+/* Room of SHOW_PATH_BYTES, of which `keep` keeps what the text takes. */
+static char *next_text(void) {
+    if (n_shown + SHOW_PATH_BYTES > sizeof shown) n_shown = 0;
+    return shown + n_shown;
 }
 
-const char *show_bar(char text[SHOW_BYTES], double share, int width) {
+static const char *keep(const char *text) {
+    n_shown += strlen(text) + 1;
+    return text;
+}
+
+const char *show_printf(const char *format, ...) {
+    char *text = next_text();
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, SHOW_PATH_BYTES, format, args);
+    va_end(args);
+    return keep(text);
+}
+
+const char *show_count(uint64_t value) {
+    return keep(text_grouped(next_text(), value));
+}
+
+const char *show_rounded(double value) {
+    char *text = next_text();
+    human_count(text, SHOW_BYTES, value);
+    return keep(text);
+}
+
+const char *show_bytes(double bytes) {
+    char *text = next_text();
+    human_bytes(text, SHOW_BYTES, bytes);
+    return keep(text);
+}
+
+const char *show_duration(double seconds) {
+    char *text = next_text();
+    human_duration(text, SHOW_BYTES, seconds);
+    return keep(text);
+}
+
+const char *show_bar(double share, int width) {
+    char *text = next_text();
     /* U+258F is one eighth of a block, U+2588 all of it. */
     static const char *const blocks[] = {"",       "\u258f", "\u258e", "\u258d", "\u258c",
                                          "\u258b", "\u258a", "\u2589", "\u2588"};
@@ -16,41 +58,49 @@ const char *show_bar(char text[SHOW_BYTES], double share, int width) {
         at +=
             snprintf(text + at, (size_t)(SHOW_BYTES - at), "%s", blocks[eighths < 8 ? eighths : 8]);
     text[at] = '\0';
-    return text;
+    return keep(text);
 }
 
-const char *show_date(char text[SHOW_BYTES], int64_t seconds) {
+const char *show_date(int64_t seconds) {
+    char *text = next_text();
     time_t t = (time_t)seconds;
     struct tm parts;
     if (gmtime_r(&t, &parts) == NULL || strftime(text, SHOW_BYTES, "%Y-%m-%d", &parts) == 0)
         snprintf(text, SHOW_BYTES, "second %" PRId64, seconds);
-    return text;
+    return keep(text);
 }
 
-const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width) {
+const char *show_text(const char *from, size_t n, int width) {
+    char *text = next_text();
     size_t at = 0, cut = 0;
-    int n_shown = 0;
+    int n_columns = 0;
     while (n > 0 && at + ESCAPE_BYTES + 4 < SHOW_BYTES) {
         char piece[ESCAPE_BYTES];
         size_t n_piece;
         int taken = escape_next(piece, &n_piece, from, n);
         bool is_escape = piece[0] == '\\' && n_piece > 1;
-        n_shown += is_escape ? (int)n_piece : 1;
-        if (n_shown > width) {
+        n_columns += is_escape ? (int)n_piece : 1;
+        if (n_columns > width) {
             at = cut;
             at += (size_t)utf8_encode(0x2026, text + at);
             break;
         }
         memcpy(text + at, piece, n_piece);
         at += n_piece, from += taken, n -= (size_t)taken;
-        if (n_shown < width) cut = at; /* room for the ellipsis */
+        if (n_columns < width) cut = at; /* room for the ellipsis */
     }
     text[at] = '\0';
-    return text;
+    return keep(text);
 }
 
-const char *show_path(char text[SHOW_PATH_BYTES], const char *path) {
-    return escape_text(text, SHOW_PATH_BYTES, path);
+const char *show_path(const char *path) {
+    return keep(escape_text(next_text(), SHOW_PATH_BYTES, path));
+}
+
+const char *show_join(const char *dir, const char *name) {
+    char *text = next_text();
+    (void)path_join(text, SHOW_PATH_BYTES, dir, name);
+    return keep(text);
 }
 
 int show_columns(const char *text) {
@@ -66,39 +116,35 @@ static bool is_printable(const char *word) {
     return strcmp(escape_text(escaped, sizeof escaped, word), word) == 0;
 }
 
-static status quote_bytes(buf *out, const char *word) {
-    TRY(buf_text(out, "$'"));
-    for (; *word != '\0'; word++) {
-        unsigned char c = (unsigned char)*word;
-        bool is_plain = c >= ' ' && c < 0x7f && c != '\'' && c != '\\';
-        TRY(is_plain ? buf_char(out, *word) : buf_printf(out, "\\%03o", c));
-    }
-    return buf_char(out, '\'');
-}
-
-status show_word(buf *out, const char *word) {
+const char *show_word(const char *word) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "_@%+=:,./-";
-    if (word[0] == '-') TRY(buf_text(out, "./"));
-    if (word[0] != '\0' && word[strspn(word, plain)] == '\0') return buf_text(out, word);
-    if (!is_printable(word)) return quote_bytes(out, word);
-    TRY(buf_char(out, '\''));
-    for (; *word != '\0'; word++)
-        TRY(*word == '\'' ? buf_text(out, "'\\''") : buf_char(out, *word));
-    return buf_char(out, '\'');
-}
-
-status show_next_info(const char *folder) {
-    buf word = {0};
-    status st = show_word(&word, folder);
-    if (st == OK) printf("Next: hstu info %s\n", buf_str(&word));
-    buf_fini(&word);
-    return st;
+    const char *path = word[0] == '-' ? "./" : "";
+    if (word[0] != '\0' && word[strspn(word, plain)] == '\0')
+        return show_printf("%s%s", path, word);
+    bool is_whole = is_printable(word);
+    char *text = next_text();
+    int at = sprintf(text, "%s%s", path, is_whole ? "'" : "$'");
+    for (; *word != '\0' && at + 6 < SHOW_PATH_BYTES; word++) {
+        unsigned char c = (unsigned char)*word;
+        bool is_plain = is_whole || (c >= ' ' && c < 0x7f && c != '\\');
+        if (c == '\'' && is_whole)
+            at += sprintf(text + at, "'\\''");
+        else
+            at += sprintf(text + at, is_plain && c != '\'' ? "%c" : "\\%03o", c);
+    }
+    strcpy(text + at, "'");
+    return keep(text);
 }
 
 show_style show_stdout_style(void) {
     if (!env_wants_colour(STDOUT_FILENO)) return (show_style){"", "", "", ""};
     return (show_style){"\033[1m", "\033[36m", "\033[2m", "\033[0m"};
+}
+
+const char *show_bold(const char *text) {
+    show_style style = show_stdout_style();
+    return show_printf("%s%s%s", style.bold, text, style.plain);
 }
 
 static bool is_special(const char *path) {

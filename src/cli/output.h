@@ -1,43 +1,52 @@
-/* What commands print: numbers and texts for people, the place where data goes, lines of JSON.  The
- * show_ functions write NUL-terminated text into the caller's memory. */
+/* What commands print: numbers and texts for people, the place where data goes, lines of JSON.
+ *
+ * The show_ functions return views of texts in room of their own, which they overwrite after 60,000
+ * bytes of later texts: long enough for any table, not for what a command keeps.  One thread. */
 #pragma once
 
 #include "format/json.h"
 
 enum { SHOW_BYTES = 512, SHOW_PATH_BYTES = 4096 };
 
-/* "1,000,209" */
-const char *show_count(char text[SHOW_BYTES], uint64_t value);
+/* Cut at SHOW_PATH_BYTES. */
+const char *show_printf(const char *format, ...) PRINTF_LIKE(1, 2);
+
+/* "1,000,209"; "45.6 k"; "1.2 GB"; "3 m 05 s" */
+const char *show_count(uint64_t value);
+const char *show_rounded(double value);
+const char *show_bytes(double bytes);
+const char *show_duration(double seconds);
 
 /* A bar of `width` columns at a share of 1, in eighths of a column; a share above 0 shows at least
  * one eighth. */
-const char *show_bar(char text[SHOW_BYTES], double share, int width);
+const char *show_bar(double share, int width);
 
 /* "2000-04-25", UTC; any second of int64 gives some text. */
-const char *show_date(char text[SHOW_BYTES], int64_t seconds);
+const char *show_date(int64_t seconds);
 
 /* At most `width` characters of `from` (n bytes), with escapes for what a terminal would obey
  * (base/text.h); what does not fit ends in an ellipsis. */
-const char *show_text(char text[SHOW_BYTES], const char *from, size_t n, int width);
+const char *show_text(const char *from, size_t n, int width);
 
 /* A path, or another text that stands at the end of a line: whole, with the same escapes. */
-const char *show_path(char text[SHOW_PATH_BYTES], const char *path);
+const char *show_path(const char *path);
+
+/* "dir/name" as path_join makes it; for a path of SHOW_PATH_BYTES or more it is cut. */
+const char *show_join(const char *dir, const char *name);
 
 /* Characters of a text that show_text made: what a terminal needs columns for. */
 int show_columns(const char *text);
 
 /* A word of a command line that can be pasted into a shell: quoted where it has to be, and never
  * taken for an option. */
-status show_word(buf *out, const char *word);
-
-/* Prints "Next: hstu info FOLDER", ready to be pasted. */
-status show_next_info(const char *folder);
+const char *show_word(const char *word);
 
 /* "\033[1m" and so on where colours are wanted on stdout, else "". */
 typedef struct show_style {
     const char *bold, *bar, *dim, *plain;
 } show_style;
 show_style show_stdout_style(void);
+const char *show_bold(const char *text); /* between two of them */
 
 /* Where a command's data goes: stdout, or a file that appears whole or not at all. */
 typedef struct sink {
@@ -72,3 +81,4 @@ json_writer *json_line_open(void);
 /* Closes the object and prints it.  A failure of the writer shows here, and nothing is printed
  * then. */
 status json_line_print(void);
+#define JSON_LINE(...) (JSON_FIELDS(json_line_open(), __VA_ARGS__), json_line_print())

@@ -93,34 +93,28 @@ TEST(the_nearest_name_of_a_list) {
 
 /* Escapes count with the characters they have; a cut never leaves half of one. */
 TEST(escape_fits_a_width) {
-    char text[SHOW_BYTES];
-    CHECK_STR(show_text(text,
-                        "ab\x1b"
+    CHECK_STR(show_text("ab\x1b"
                         "cd",
                         5, 9),
               "ab\\x1bcd");
-    CHECK_STR(show_text(text,
-                        "ab\x1b"
+    CHECK_STR(show_text("ab\x1b"
                         "cd",
                         5, 8),
               "ab\\x1bcd");
-    CHECK_STR(show_text(text,
-                        "ab\x1b"
+    CHECK_STR(show_text("ab\x1b"
                         "cd",
                         5, 7),
               "ab\\x1b\xe2\x80\xa6");
-    CHECK_STR(show_text(text,
-                        "ab\x1b"
+    CHECK_STR(show_text("ab\x1b"
                         "cd",
                         5, 6),
               "ab\xe2\x80\xa6");
-    CHECK_STR(show_text(text,
-                        "ab\x1b"
+    CHECK_STR(show_text("ab\x1b"
                         "cd",
                         5, 3),
               "ab\xe2\x80\xa6");
-    CHECK_STR(show_text(text, "abc", 3, 3), "abc");
-    CHECK_STR(show_text(text, "abcd", 4, 3), "ab\xe2\x80\xa6");
+    CHECK_STR(show_text("abc", 3, 3), "abc");
+    CHECK_STR(show_text("abcd", 4, 3), "ab\xe2\x80\xa6");
 }
 
 /* Names in files and on the command line reach stderr through the one reason and the log. */

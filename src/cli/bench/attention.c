@@ -52,10 +52,9 @@ static const char *attn_mask_kind_name(attn_mask_kind mask) {
     return names[mask];
 }
 
-static const char *attn_shape_label(const attn_shape *s, char text[ATTN_LABEL_BYTES]) {
+static const char *attn_shape_label(const attn_shape *s) {
     static const char *const biases[] = {"", " + bias table", " + time bias"};
-    snprintf(text, ATTN_LABEL_BYTES, "%s%s", attn_mask_kind_name(s->mask), biases[s->bias]);
-    return text;
+    return show_printf("%s%s", attn_mask_kind_name(s->mask), biases[s->bias]);
 }
 
 static int64_t width_of(const attn_problem *p) {
@@ -430,12 +429,11 @@ static double allowed_error(act_type act) {
  * computes the figure from the time (lengths uniform in 1..S have a mean square of (2 S + 1) / 3
  * times their mean), and clamps it to the values that round to the printed figure. */
 double attn_peer_tflops(const attn_shape *s, attn_peer peer, bench_timing how, bench_pass pass) {
-    char key[80];
     int cell = 1 + 4 * (int)peer + 2 * (int)pass; /* after the number of tokens */
     bool is_other = s->mask != ATTN_CAUSAL || s->bias != BIAS_NONE || s->n_heads != N_HEADS;
     if (is_other || s->is_random) return NAN;
-    snprintf(key, sizeof key, "%s,%d,%d,%d,%s", how == TIMED_PLAIN ? "plain" : "replay", s->dim,
-             s->n_sequences, s->max_len, s->is_jagged ? "jagged" : "equal");
+    const char *key = show_printf("%s,%d,%d,%d,%s", how == TIMED_PLAIN ? "plain" : "replay", s->dim,
+                                  s->n_sequences, s->max_len, s->is_jagged ? "jagged" : "equal");
     double n_tokens = bench_peer("attention", key, 0), us = bench_peer("attention", key, cell);
     double printed = bench_peer("attention", key, cell + 1);
     double mean_len = s->is_jagged ? (2.0 * s->max_len + 1) / 3 : s->max_len;
@@ -553,10 +551,9 @@ static attn_shape draw_shape(const attn_bench *b, int number) {
 }
 
 static bool is_wanted(const attn_filter *f, const attn_shape *s) {
-    char label[ATTN_LABEL_BYTES];
     if (f->dim != 0 && f->dim != s->dim) return false;
     if (f->length != 0 && f->length != s->max_len) return false;
-    return f->mask == NULL || strstr(attn_shape_label(s, label), f->mask) != NULL;
+    return f->mask == NULL || strstr(attn_shape_label(s), f->mask) != NULL;
 }
 
 const attn_shape *attn_bench_next(attn_bench *b) {
@@ -588,9 +585,9 @@ status attn_bench_open(attn_bench *b, backend *be, const attn_filter *filter) {
 }
 
 static void set_title(const attn_bench *b, bench *io) {
-    char peak[64] = "";
+    const char *peak = "";
     if (!b->filter.is_check)
-        snprintf(peak, sizeof peak, "; a large product here: %.3g TFLOP/s", b->peak / 1e12);
+        peak = show_printf("; a large product here: %.3g TFLOP/s", b->peak / 1e12);
     bench_title(io, "HSTU attention on %s in %s%s, seed %llu%s", bench_device(b->be), io->dtype,
                 b->filter.is_any_card ? ", kernels for any card" : "", (unsigned long long)b->seed,
                 peak);
@@ -600,7 +597,6 @@ static void set_title(const attn_bench *b, bench *io) {
 static status print_row(const attn_bench *b, bench *io, const attn_row *r) {
     static const char *const biases[] = {"none", "table", "time"};
     const attn_shape *s = &r->shape;
-    char label[ATTN_LABEL_BYTES];
     bool is_timed = !b->filter.is_check, has_peers = is_timed && b->has_peers && !s->is_random;
 #define ERROR_COLUMN(name, i) COLUMN(name, " 7.1e", "error_" name, r->error[i])
 #define TIME_MEMBERS(key, pass, how, time, unit)                                                   \
@@ -622,7 +618,7 @@ static status print_row(const attn_bench *b, bench *io, const attn_row *r) {
                      COLUMN("longest", " 7", "length", s->max_len),
                      COLUMN("keys", " 7", "tokens", r->n_tokens),
                      COLUMN("queries", " 7", "queries", r->n_queries),
-                     COLUMN("mask", "  -21", NULL, attn_shape_label(s, label)),
+                     COLUMN("mask", "  -21", NULL, attn_shape_label(s)),
                      MEMBER("mask", attn_mask_kind_name(s->mask)), MEMBER("bias", biases[s->bias]),
                      MEMBER("jagged", s->is_jagged), MEMBER("fwd_gflop", r->flops / 1e9),
                      MEMBER("copies", r->n_copies), MEMBER("error", largest(r->error)),
@@ -658,15 +654,15 @@ static void print_means(const attn_bench *b) {
 }
 
 status attn_bench_end(const attn_bench *b) {
-    char random[32] = "";
     if (b->n_wrong == 0) return OK;
-    if (b->filter.n_random != 0) snprintf(random, sizeof random, " --random %d", b->first_wrong);
+    bool is_random = b->filter.n_random != 0;
     return fail(ERR_NUMERIC,
                 "%d cases differ from float64 by more than %.1e and were not timed; the first "
                 "again: hstu bench attention --device %s --dtype %s%s%s --seed %llu --only %d",
                 b->n_wrong, allowed_error(b->be->act), b->be->name, work_dtypes[b->be->act],
-                b->filter.is_any_card ? " --any-card" : "", random, (unsigned long long)b->seed,
-                b->first_wrong);
+                b->filter.is_any_card ? " --any-card" : "",
+                is_random ? show_printf(" --random %d", b->first_wrong) : "",
+                (unsigned long long)b->seed, b->first_wrong);
 }
 
 typedef struct bench_args {

@@ -21,7 +21,7 @@ typedef enum {
     ATTN_TARGETS
 } attn_mask_kind;
 
-enum { ATTN_MAX_COPIES = 20, ATTN_LABEL_BYTES = 40 };
+enum { ATTN_MAX_COPIES = 20 };
 
 typedef struct attn_shape {
     int32_t n_heads, dim, n_sequences, max_len;

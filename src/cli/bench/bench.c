@@ -164,10 +164,9 @@ static double find_cell(const char *text, const char *key, int cell) {
 }
 
 double bench_peer(const char *name, const char *key, int cell) {
-    char relative[80], path[CONFIG_PATH_BYTES], *text;
+    char path[CONFIG_PATH_BYTES], *text;
     size_t n;
-    snprintf(relative, sizeof relative, "bench/results/peers/%s.csv", name);
-    if (!work_find_file(relative, path)) return NAN;
+    if (!work_find_file(show_printf("bench/results/peers/%s.csv", name), path)) return NAN;
     if (file_read_all(path, MAX_PEERS_BYTES, &text, &n) != OK) return NAN;
     double value = find_cell(text, key, cell);
     mem_free(text);

@@ -414,11 +414,9 @@ static status for_sizes(embed_bench *b,
                         status (*measure)(embed_bench *b, double gib, const char *size)) {
     static const double sizes[N_SIZES] = {0.25, 1, 4};
     for (int i = 0; i < N_SIZES; i++) {
-        char size[32];
         double gib = fmin(sizes[i], b->max_gib);
         if (i > 0 && sizes[i] > b->max_gib) continue;
-        snprintf(size, sizeof size, "%.3g GiB", gib);
-        status st = measure(b, gib, size);
+        status st = measure(b, gib, show_printf("%.3g GiB", gib));
         embed_level_destroy(b, &b->level, TABLE_ON_DEVICE);
         TRY(st);
     }

@@ -224,10 +224,10 @@ static bool is_peers_shape(const embed_bench *b) {
 }
 
 static status measure(keys_ctx *c, verb v, const char *name, const char *size) {
-    char what[64];
-    embed_figure f = {.what = what, .size = size, .bytes = (double)c->b->dim * 4};
+    embed_figure f = {.what = show_printf("%s, load %s", name, c->is_full ? "1.0" : "0.5"),
+                      .size = size,
+                      .bytes = (double)c->b->dim * 4};
     c->v = v;
-    snprintf(what, sizeof what, "%s, load %s", name, c->is_full ? "1.0" : "0.5");
     if (is_peers_shape(c->b)) f.peer = bench_peer("embedding", verb_keys[v], c->is_full);
     TRY(check_verb(c, &f));
     return embed_bench_time(c->b, (embed_calls){run_verb, c, draw_batch, erase_batch}, f);
@@ -251,9 +251,8 @@ static status bench_loads(keys_ctx *c, const char *size) {
  */
 static status bench_far(keys_ctx *c) {
     embed_bench *b = c->b;
-    char size[32];
     int64_t slots = c->near.n_buckets * TABLE_SLOTS;
-    snprintf(size, sizeof size, "%.4g M slots", (double)slots / 5e5);
+    const char *size = show_printf("%.4g M slots", (double)slots / 5e5);
     TRY(embed_level_create(b, &c->far, slots, embed_bench_row_bytes(b), TABLE_ON_HOST));
     TRY(fill(c, &c->near, &c->n_ids, slots / 2));
     for (int k = 0; k < 2; k++) {
@@ -281,14 +280,13 @@ static status make_buffers(keys_ctx *c) {
 }
 
 status embed_bench_keys(embed_bench *b) {
-    char size[32];
     keys_ctx c = {.b = b, .fresh = FRESH_IDS, .score = FIRST_SCORE};
     c.first = (table_first){FIRST_UNIFORM, rng_make_key(b->salt, RNG_TABLE),
                             (float)table_first_unit(FIRST_UNIFORM, 0.05), 0};
     nn_memory_init(&c.memory, b->be);
     status st = embed_level_create(b, &c.near, embed_bench_slots(b), embed_bench_row_bytes(b),
                                    TABLE_ON_DEVICE);
-    snprintf(size, sizeof size, "%.4g M slots", (double)(c.near.n_buckets * TABLE_SLOTS) / 1e6);
+    const char *size = show_printf("%.4g M slots", (double)(c.near.n_buckets * TABLE_SLOTS) / 1e6);
     if (st == OK) st = make_buffers(&c);
     if (st == OK) st = bench_loads(&c, size);
     if (st == OK && !b->be->is_host) st = bench_far(&c);

@@ -226,23 +226,19 @@ static status measure_all(backend *be, const bench_args *a, encode_row *out) {
 
 static void set_title(bench_args *a, const encode_row *row) {
     const encode_shape *s = &a->shape;
-    char plan[80] = "";
-    if (a->plan != NULL && row->is_by_plan)
-        snprintf(plan, sizeof plan, "\nLayers by plan %d.", row->plan);
-    else if (a->plan != NULL)
-        snprintf(plan, sizeof plan, "\nNo plan is kept for this batch: the built-in layers.");
+    const char *plan = "\nNo plan is kept for this batch: the built-in layers.";
+    if (row->is_by_plan) plan = show_printf("\nLayers by plan %d.", row->plan);
     bench_title(&a->io,
                 "BERT encoder: %" PRId64 " x %" PRId64 " tokens (%.0f %% real), %" PRId64
                 " layers, width %" PRId64
                 ", mask %.60s, %s, %s\nChecked: off by %.1e of the values.%s",
                 s->batch, s->len, 100.0 * (double)row->n_tokens / (double)(s->batch * s->len),
                 s->n_layers, s->n_heads * s->head_dim, a->mask_text != NULL ? a->mask_text : "none",
-                a->io.be->name, a->io.dtype, row->error, plan);
+                a->io.be->name, a->io.dtype, row->error, a->plan != NULL ? plan : "");
 }
 
 static status print_row(bench_args *a, const encode_row *row) {
     const encode_shape *s = &a->shape;
-    char tokens[SHOW_BYTES];
     double tokens_per_s = (double)row->n_tokens / row->pass.median;
     return BENCH_ROW(
         &a->io, MEMBER("batch", s->batch), MEMBER("layers", s->n_layers), MEMBER("length", s->len),
@@ -253,7 +249,7 @@ static status print_row(bench_args *a, const encode_row *row) {
         COLUMN("ms", "  10.3f", "ms", row->pass.median * 1e3),
         COLUMN("fastest", " 10.3f", "ms_fastest", row->pass.fastest * 1e3),
         COLUMN("CPU ms", " 10.3f", "cpu_ms", row->pass.cpu * 1e3), MEMBER("passes", row->pass.n),
-        COLUMN("tokens/s", " 12", NULL, show_count(tokens, (uint64_t)tokens_per_s)),
+        COLUMN("tokens/s", " 12", NULL, show_count((uint64_t)tokens_per_s)),
         MEMBER("tokens_per_s", tokens_per_s), MEMBER("gflop", row->n_flops * 1e-9),
         COLUMN("GFLOP/s", " 10.1f", NULL, row->n_flops / row->pass.median * 1e-9),
         MEMBER("check_error", row->error));
@@ -294,7 +290,6 @@ static status run(void *ctx) {
 
 status bench_encode(int argc, char **argv) {
     bench_args a = {.io = {.name = "encode", .device = "auto"}, .seconds = 2};
-    int n;
     const arg_option options[] = {
         OPT_INT("--avg-len", &a.shape.avg_len, "A", 0, 1 << 16,
                 "Mean sequence length; lengths are uniform around it (default: every sequence has "
@@ -322,7 +317,7 @@ status bench_encode(int argc, char **argv) {
         .min_positional = N_NUMBERS,
         .notes = "CPU ms is the processor time of all threads per pass; compare it when other "
                  "programs share the machine.\n"};
-    ARGS_PARSE(&spec, a.numbers, &n);
+    ARGS_PARSE(&spec, a.numbers, NULL);
     if (!(a.seconds > 0 && a.seconds <= 600))
         return fail(ERR_USAGE, "--seconds: %g is out of range; give up to 600", a.seconds);
     TRY(read_shape(&a));

@@ -156,16 +156,13 @@ static status end_request(drawing *d, load_set *s, json_writer *w, load_request 
 /* The first request of a user brings the history, later ones what is new. */
 static status draw_one(drawing *d, const load_draw *c, uint64_t user, load_set *s) {
     json_writer w;
-    char name[64];
     bool is_first = d->n_known[user] == 0;
     uint32_t n = is_first ? length(d, c->history_mean, c->history_deviation, 1, c->max_history)
                           : length(d, c->new_mean, c->new_deviation, 0, c->max_history);
     load_request r = {.n_events = n, .n_candidates = c->n_candidates, .is_timed = true};
-    snprintf(name, sizeof name, "load-%llu-%llu", (unsigned long long)c->seed,
-             (unsigned long long)user);
     buf_clear(&d->text);
     json_begin_object(&w, &d->text, 0);
-    json_key_string(&w, "user", name);
+    json_key_string(&w, "user", show_printf("load-%" PRIu64 "-%" PRIu64, c->seed, user));
     if (n > 0) TRY(write_events(d, &w, "events", user, d->n_known[user], n));
     d->n_known[user] += n;
     return end_request(d, s, &w, &r, c->top_k);

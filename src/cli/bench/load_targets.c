@@ -418,10 +418,9 @@ static void judge(http_target *t, load_outcome *o, int code, const char *body) {
         o->tokens_computed = member(body, "\"tokens_computed\":");
     }
     if (o->kind == LOAD_FAILED) {
-        char text[256];
-        snprintf(text, sizeof text, "%s %d: %.160s",
-                 code == 0 ? "no answer, connection lost" : "HTTP", code, body);
-        note_failure(&t->target, text);
+        note_failure(&t->target,
+                     show_printf("%s %d: %.160s", code == 0 ? "no answer, connection lost" : "HTTP",
+                                 code, body));
     }
 }
 

@@ -363,13 +363,13 @@ static status write_scattered(const char *path, int32_t n, double share, uint64_
 /* Pairs at random: tiles are all listed, with few pairs each. */
 static status run_scattered(bench_args *f) {
     static const double shares[] = {.0005, .001, .002, .005, .01, .02, .05, .1};
-    char cache[512], path[640], source[648];
+    char cache[512];
     scratch_folder *folder;
     status st = OK;
     TRY(env_cache_folder(cache, sizeof cache, "masks"));
     TRY(scratch_folder_create(&folder, cache, "bench-"));
-    snprintf(path, sizeof path, "%s/mask.safetensors", scratch_folder_path(folder));
-    snprintf(source, sizeof source, "bits:%s", path);
+    const char *path = show_printf("%s/mask.safetensors", scratch_folder_path(folder));
+    const char *source = show_printf("bits:%s", path);
     for (size_t i = 0; i < sizeof shares / sizeof *shares && st == OK; i++) {
         mask_row r = curve_row(f, "scattered");
         r.source = source;
@@ -384,21 +384,19 @@ static status run_scattered(bench_args *f) {
 static status run_curve(bench_args *f) {
     static const double densities[] = {.01, .02, .05, .1, .2, .5, 1};
     for (size_t i = 0; i < sizeof densities / sizeof *densities; i++) {
-        char text[48] = "none";
-        mask_row r = curve_row(f, text);
+        mask_row r = curve_row(f, "none");
         if (densities[i] < 1)
-            snprintf(text, sizeof text, "sliding,window=%d",
-                     (int)lround(r.length * (1 - sqrt(1 - densities[i]))));
+            r.mask = show_printf("sliding,window=%d",
+                                 (int)lround(r.length * (1 - sqrt(1 - densities[i]))));
         TRY(run_row(f, &r));
     }
     return run_scattered(f);
 }
 
 static double find_peer(const bench_args *a, const mask_row *r) {
-    char key[80];
     bool is_comparable = bench_has_peers(a->io.be) && a->n_heads == 0 && a->dim == 0 &&
                          !a->is_silu && a->kernel == MASK_CHOSEN;
-    snprintf(key, sizeof key, "%d,%d,\"%s\"", r->n_sequences, r->length, r->mask);
+    const char *key = show_printf("%d,%d,\"%s\"", r->n_sequences, r->length, r->mask);
     return is_comparable ? bench_peer("masks", key, 0) : NAN;
 }
 

@@ -383,13 +383,12 @@ static status print_json(const bench_args *a, const config *c, const work *w,
 }
 
 /* 6.389e13 as "63.89 T". */
-static const char *show_flop(char *text, double flop) {
+static const char *show_flop(double flop) {
     static const char *const units[] = {"M", "G", "T", "P"};
     int u = 0;
     for (flop /= 1e6; flop >= 1000 && u < 3; u++)
         flop /= 1000;
-    snprintf(text, SHOW_BYTES, "%.*f %s", flop < 100 ? 2 : 1, flop, units[u]);
-    return text;
+    return show_printf("%.*f %s", flop < 100 ? 2 : 1, flop, units[u]);
 }
 
 /* Which tokens go through the layers. */
@@ -400,16 +399,14 @@ static const char *token_kinds(const config *c, int n_context) {
 }
 
 static void print_flops(const train_bench_result *r) {
-    char text[5][SHOW_BYTES], speed[SHOW_BYTES + 8], step[SHOW_BYTES + 8];
     const flops *f = &r->step;
-    snprintf(speed, sizeof speed, "%sFLOP/s", show_flop(text[0], r->speed));
-    snprintf(step, sizeof step, "%sFLOP", show_flop(text[0], flops_layers(f)));
-    printf("  Speed       %14s   %.1f %% of the %sFLOP/s of a large product here\n", speed,
-           100 * r->speed / r->peak, show_flop(text[0], r->peak));
+    printf("  Speed       %14s   %.1f %% of the %sFLOP/s of a large product here\n",
+           show_printf("%sFLOP/s", show_flop(r->speed)), 100 * r->speed / r->peak,
+           show_flop(r->peak));
     printf("  Work        %14s   a step: uvqk %s, attention %s (causal half), projection %s; input "
            "and head, %s, not counted\n",
-           step, show_flop(text[1], f->uvqk), show_flop(text[2], f->attention),
-           show_flop(text[3], f->projection), show_flop(text[4], f->input + f->head));
+           show_printf("%sFLOP", show_flop(flops_layers(f))), show_flop(f->uvqk),
+           show_flop(f->attention), show_flop(f->projection), show_flop(f->input + f->head));
 }
 
 static status print_idle(const bench_args *a, const train_bench_result *r) {
@@ -425,8 +422,7 @@ static status print_idle(const bench_args *a, const train_bench_result *r) {
 }
 
 static status print_speed(const bench_args *a, const config *c, const train_bench_result *r) {
-    char text[SHOW_BYTES];
-    printf("  Tokens/s    %14s\n", show_count(text, (uint64_t)r->tokens_per_s));
+    printf("  Tokens/s    %14s\n", show_count((uint64_t)r->tokens_per_s));
     printf("  Step        %11.2f ms   %.0f tokens (%s), mean of %" PRId64 " steps\n",
            r->ms_per_step, r->tokens_per_step, token_kinds(c, r->n_context), a->n_steps);
     print_flops(r);
@@ -450,10 +446,9 @@ static status print_table(const train_bench_result *r, report_kind kind, int64_t
 
 static status print_text(const bench_args *a, const config *c, const work *w,
                          const train_bench_result *r) {
-    show_style style = show_stdout_style();
-    printf("%s%s%s, %s, %s in %s, %d threads; the slope along the gradient fits to %.2f %%",
-           style.bold, config_model_name(c->model), style.plain, c->file, w->be->name,
-           work_dtypes[w->be->act], pool_n_threads(w->workers), 100 * r->slope.error);
+    printf("%s, %s, %s in %s, %d threads; the slope along the gradient fits to %.2f %%",
+           show_bold(config_model_name(c->model)), c->file, w->be->name, work_dtypes[w->be->act],
+           pool_n_threads(w->workers), 100 * r->slope.error);
     if (r->slope.n_users < c->trainer.train_batch_size) printf(" (of %d users)", r->slope.n_users);
     printf("\n\n");
     TRY(print_speed(a, c, r));

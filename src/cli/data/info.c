@@ -24,28 +24,25 @@ static bool info_is_tensors(const char *path) {
 }
 
 /* "(3953, 50)" as Python writes it; a scalar is "()". */
-static void shape_text(char text[SHOW_BYTES], const st_tensor *t) {
-    size_t used = (size_t)snprintf(text, SHOW_BYTES, "(");
+static const char *show_shape(const st_tensor *t) {
+    const char *text = "";
     for (int d = 0; d < t->n_dims; d++)
-        used += (size_t)snprintf(text + used, SHOW_BYTES - used, "%s%" PRId64, d > 0 ? ", " : "",
-                                 t->shape[d]);
-    snprintf(text + used, SHOW_BYTES - used, t->n_dims == 1 ? ",)" : ")");
+        text = show_printf("%s%s%" PRId64, text, d > 0 ? ", " : "", t->shape[d]);
+    return show_printf("(%s%s)", text, t->n_dims == 1 ? "," : "");
 }
 
 static void print_lines(const st_file *f) {
-    char name[SHOW_BYTES], shape[SHOW_BYTES];
     int widest = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         const st_tensor *t = &f->tensors[i];
-        show_text(name, t->name, strlen(t->name), NAME_COLUMNS);
-        if (show_columns(name) > widest) widest = show_columns(name);
+        int columns = show_columns(show_text(t->name, strlen(t->name), NAME_COLUMNS));
+        if (columns > widest) widest = columns;
     }
     for (size_t i = 0; i < f->n_tensors; i++) {
         const st_tensor *t = &f->tensors[i];
-        show_text(name, t->name, strlen(t->name), NAME_COLUMNS);
-        shape_text(shape, t);
+        const char *name = show_text(t->name, strlen(t->name), NAME_COLUMNS);
         printf("%s%*s  %-8s  %s\n", name, widest - show_columns(name), "",
-               torch_dtype_name(t->dtype), shape);
+               torch_dtype_name(t->dtype), show_shape(t));
     }
 }
 
@@ -68,16 +65,11 @@ static status print_tensors_json(const char *path, const st_file *f) {
     return json_line_print();
 }
 
-static status print_list(const char *path, const st_file *f, bool is_json) {
-    if (is_json) return print_tensors_json(path, f);
-    print_lines(f);
-    return OK;
-}
-
 static status info_tensors(const char *path, bool is_json) {
     st_file *f;
     TRY((text_ends_with(path, ".safetensors") ? st_open : torch_open)(&f, path));
-    status st = print_list(path, f, is_json);
+    status st = is_json ? print_tensors_json(path, f) : OK;
+    if (!is_json) print_lines(f);
     st_close(f);
     return st;
 }
@@ -166,63 +158,60 @@ static status print_table_json(const table_info *t, const char *folder) {
     return json_line_print();
 }
 
+static void print_heading(const char *text) {
+    printf("\n%s\n\n", show_bold(text));
+}
+
 /* "  label  |||||||  count  share": the bar is relative to the largest row. */
 static void print_bar(const char *label, int width, int columns, uint64_t n, uint64_t most,
                       uint64_t all) {
-    char bar[SHOW_BYTES], count[SHOW_BYTES];
     show_style style = show_stdout_style();
-    show_bar(bar, most > 0 ? (double)n / (double)most : 0, columns);
+    const char *bar = show_bar(most > 0 ? (double)n / (double)most : 0, columns);
     /* Blocks take three bytes and one column each, so printf cannot pad them. */
     int pad = columns - (int)(strlen(bar) / 3);
     printf("  %-*s %s%s%s%*s %13s %6.1f %%\n", width, label, style.bar, bar, style.plain, pad, "",
-           show_count(count, n), all > 0 ? 100.0 * (double)n / (double)all : 0);
+           show_count(n), all > 0 ? 100.0 * (double)n / (double)all : 0);
 }
 
 static void print_tiers(const table_info *t) {
     static const char *const names[] = {"device", "host", "store"};
-    show_style style = show_stdout_style();
-    char rows[SHOW_BYTES], slots[SHOW_BYTES];
-    printf("\n%sTiers%s\n\n", style.bold, style.plain);
+    print_heading("Tiers");
     for (int i = 0; i < EMBED_TIERS; i++) {
         if (i < EMBED_LEVELS && t->s.slots[i] == 0) continue;
         if (i == EMBED_LEVELS && t->s.tier_rows[i] == 0) continue;
-        printf("  %-10s %15s rows", names[i], show_count(rows, (uint64_t)t->s.tier_rows[i]));
+        printf("  %-10s %15s rows", names[i], show_count((uint64_t)t->s.tier_rows[i]));
         if (i < EMBED_LEVELS)
-            printf("   of %s slots, load %.3f", show_count(slots, (uint64_t)t->s.slots[i]),
+            printf("   of %s slots, load %.3f", show_count((uint64_t)t->s.slots[i]),
                    (double)t->s.tier_rows[i] / (double)t->s.slots[i]);
         printf("\n");
     }
 }
 
 static void print_histogram(const char *title, const histogram *h, int64_t n) {
-    show_style style = show_stdout_style();
     uint64_t most = 0, width = (h->high - h->low) / BINS + 1;
-    printf("\n%s%s%s\n\n", style.bold, title, style.plain);
+    print_heading(title);
     for (int i = 0; i < BINS; i++)
         if (h->count[i] > most) most = h->count[i];
     for (int i = 0; i < BINS; i++) {
-        char label[32];
         uint64_t from = h->low + (uint64_t)i * width;
         if (from > h->high || from < h->low) break;
-        snprintf(label, sizeof label, "from %14" PRIu64, from);
-        print_bar(label, 20, TABLE_BAR, h->count[i], most, (uint64_t)n);
+        print_bar(show_printf("from %14" PRIu64, from), 20, TABLE_BAR, h->count[i], most,
+                  (uint64_t)n);
     }
 }
 
 static void print_table_text(const table_info *t, const char *folder) {
-    show_style style = show_stdout_style();
-    char a[SHOW_BYTES], optimizer[SHOW_BYTES], policy[SHOW_BYTES], path[SHOW_PATH_BYTES];
-    printf("%s%s%s   a snapshot of a dynamic table%s\n\n", style.bold, show_path(path, folder),
-           style.plain, t->s.since > 0 ? ", incremental" : "");
+    printf("%s   a snapshot of a dynamic table%s\n\n", show_bold(show_path(folder)),
+           t->s.since > 0 ? ", incremental" : "");
     printf("  Rows       %15s   of %d values; optimizer %s, eviction %s\n",
-           show_count(a, (uint64_t)t->n), t->s.dim,
-           show_text(optimizer, t->s.optimizer, strlen(t->s.optimizer), 32),
-           show_text(policy, t->s.policy, strlen(t->s.policy), 32));
-    printf("  Step       %15s", show_count(a, (uint64_t)t->s.step));
-    if (t->s.since > 0) printf("   changes since step %s", show_count(a, (uint64_t)t->s.since));
+           show_count((uint64_t)t->n), t->s.dim,
+           show_text(t->s.optimizer, strlen(t->s.optimizer), 32),
+           show_text(t->s.policy, strlen(t->s.policy), 32));
+    printf("  Step       %15s", show_count((uint64_t)t->s.step));
+    if (t->s.since > 0) printf("   changes since step %s", show_count((uint64_t)t->s.since));
     printf("\n");
     if (t->s.since > 0)
-        printf("  Left       %15s   keys since then\n", show_count(a, (uint64_t)t->s.n_gone));
+        printf("  Left       %15s   keys since then\n", show_count((uint64_t)t->s.n_gone));
     print_tiers(t);
     if (t->n == 0) return;
     print_histogram(t->is_lfu ? "Scores: how often a row was used" : "Scores", &t->score, t->n);
@@ -240,19 +229,16 @@ static status info_table(const char *folder, bool is_json) {
 /* hstu info RUN: what was trained, on what, how far, and how good it is. */
 
 static void print_fact(const char *name, const char *value) {
-    char text[SHOW_BYTES];
-    if (value[0] != '\0') printf("  %-11s %s\n", name, show_text(text, value, strlen(value), 100));
+    if (value[0] != '\0') printf("  %-11s %s\n", name, show_text(value, strlen(value), 100));
 }
 
 static void print_progress(const run_facts *f) {
     const run_history *h = &f->history;
-    char took[32], steps[SHOW_BYTES];
     double step = h->n > 0 ? h->step[h->n - 1] : 0;
-    human_duration(took, sizeof took, f->seconds);
     double epochs = h->n > 0 ? history_last(h->epoch, h->n) : 0;
     printf("  %-11s %s: %s step%s, %.0f epoch%s, %s of training\n", "Progress", f->status,
-           show_count(steps, (uint64_t)step), step == 1 ? "" : "s", epochs, epochs == 1 ? "" : "s",
-           took);
+           show_count((uint64_t)step), step == 1 ? "" : "s", epochs, epochs == 1 ? "" : "s",
+           show_duration(f->seconds));
     if (!isfinite(h->best_step)) return;
     printf("  %-11s step %.0f, by %s on validation", "Best", h->best_step,
            history_text(h->done, "best_by")[0] != '\0' ? history_text(h->done, "best_by")
@@ -265,9 +251,8 @@ static void print_progress(const run_facts *f) {
 static void print_metrics(const run_facts *f) {
     const run_history *h = &f->history;
     const char *part = run_facts_part(f);
-    show_style style = show_stdout_style();
     if (h->n_metrics == 0) return;
-    printf("\n%sMetrics%s on the %s part%s\n\n", style.bold, style.plain, part,
+    printf("\n%s on the %s part%s\n\n", show_bold("Metrics"), part,
            strcmp(part, "test") == 0 && isfinite(h->best_step) ? ", with the best weights" : "");
     for (int i = 0; i < h->n_metrics; i++) {
         double value = run_facts_metric(f, h->metric[i]);
@@ -276,35 +261,28 @@ static void print_metrics(const run_facts *f) {
 }
 
 static void print_checkpoints(const run_facts *f) {
-    char size[32];
-    show_style style = show_stdout_style();
-    printf("\n%sCheckpoints%s\n\n", style.bold, style.plain);
+    print_heading("Checkpoints");
     for (int i = 0; i < f->n_checkpoints; i++) {
         const run_checkpoint *c = &f->checkpoint[i];
-        human_bytes(size, sizeof size, (double)c->bytes);
-        printf("  step %-8" PRId64 " %10s%s%s\n", c->step, size, c->is_last ? "  last" : "",
-               c->is_best ? "  best" : "");
+        printf("  step %-8" PRId64 " %10s%s%s\n", c->step, show_bytes((double)c->bytes),
+               c->is_last ? "  last" : "", c->is_best ? "  best" : "");
     }
 }
 
 static void print_run_text(const run_facts *f) {
     const json_value *start = f->history.start;
     const json_value *protocol = start != NULL ? json_member(start, "protocol") : NULL;
-    char text[SHOW_BYTES], number[32], size[32];
-    show_style style = show_stdout_style();
-    human_count(number, sizeof number, history_number(start, "parameters"));
-    human_bytes(size, sizeof size, (double)f->bytes);
-    printf("%s%s%s\n\n", style.bold, show_text(text, f->run, strlen(f->run), 100), style.plain);
+    printf("%s\n\n", show_bold(show_text(f->run, strlen(f->run), 100)));
     print_fact("Config", history_text(start, "config"));
     printf("  %-11s %s, %s, %s parameters\n", "Model", history_text(start, "model"),
-           history_text(start, "task"), number);
+           history_text(start, "task"), show_rounded(history_number(start, "parameters")));
     print_fact("Data", history_text(start, "data"));
     print_fact("Split",
                protocol != NULL ? history_text(protocol, "split") : history_text(start, "split"));
     print_fact("Device", history_text(start, "device"));
     print_fact("Started", history_text(f->history.first, "time"));
     print_progress(f);
-    printf("  %-11s %s on disk\n", "Size", size);
+    printf("  %-11s %s on disk\n", "Size", show_bytes((double)f->bytes));
     if (f->history.n_changes > 0)
         printf("  %-11s options were changed by --resume; config.json and report.html list them\n",
                "Changes");
@@ -359,7 +337,6 @@ typedef struct info {
     const json_value *source; /* the provenance object in the file; NULL if there is none */
     uint32_t popular[N_POPULAR];
     int n_popular;
-    show_style style;
 } info;
 
 enum { N_BITS = 8 };
@@ -476,55 +453,42 @@ static status print_json(const info *in) {
 
 /* Text out. */
 
-static void print_heading(const info *in, const char *text) {
-    printf("\n%s%s%s\n\n", in->style.bold, text, in->style.plain);
-}
-
 static void print_row(const char *label, uint64_t n, uint64_t most, uint64_t total) {
     print_bar(label, 16, BAR_COLUMNS, n, most, total);
 }
 
 static void print_source(const info *in) {
-    char text[SHOW_BYTES];
     const json_value *name = in->source != NULL ? json_member(in->source, "name") : NULL;
-    char path[SHOW_PATH_BYTES];
-    printf("%s%s%s", in->style.bold, show_path(path, in->path), in->style.plain);
+    printf("%s", show_bold(show_path(in->path)));
     if (name != NULL && name->type == JSON_STRING)
-        printf("   %s", show_text(text, name->string, name->string_bytes, 40));
+        printf("   %s", show_text(name->string, name->string_bytes, 40));
     printf("\n\n");
 }
 
 static void print_counts(const info *in) {
     const data_stats *s = in->stats;
-    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES];
     int64_t per_second = in->data->time_per_second;
     int64_t first = s->first_time / per_second, last = s->last_time / per_second;
-    printf("  Users      %15s\n", show_count(a, in->data->n_users));
-    printf("  Items      %15s   seen in events\n", show_count(a, s->n_seen_items));
-    printf("  Catalogue  %15s   all known items\n", show_count(a, in->data->n_items));
-    printf("  Events     %15s   density %.3g %%\n", show_count(a, in->data->n_events),
+    printf("  Users      %15s\n", show_count(in->data->n_users));
+    printf("  Items      %15s   seen in events\n", show_count(s->n_seen_items));
+    printf("  Catalogue  %15s   all known items\n", show_count(in->data->n_items));
+    printf("  Events     %15s   density %.3g %%\n", show_count(in->data->n_events),
            100 * s->density);
     printf("  Length     %15.1f   mean; median %g, shortest %s, longest %s\n", s->mean_len,
-           s->median_len, show_count(a, s->min_len), show_count(b, s->max_len));
+           s->median_len, show_count(s->min_len), show_count(s->max_len));
     /* Unsigned: the span of hostile times may be more than int64 holds. */
-    printf("  Time       %15s   to %s, %s days\n", show_date(a, first), show_date(b, last),
-           show_count(c, ((uint64_t)last - (uint64_t)first) / 86400));
+    printf("  Time       %15s   to %s, %s days\n", show_date(first), show_date(last),
+           show_count(((uint64_t)last - (uint64_t)first) / 86400));
 }
 
-/* A number that the generator recorded in the file, if it is there. */
-static bool synth_number(const info *in, const char *key, double *out) {
-    const json_value *synth = in->source != NULL ? json_member(in->source, "synth") : NULL;
-    const json_value *value =
-        synth != NULL && synth->type == JSON_OBJECT ? json_member(synth, key) : NULL;
-    if (value == NULL || value->type != JSON_NUMBER) return false;
-    *out = value->number;
-    return true;
-}
-
+/* What the generator recorded in the file, if it did. */
 static void print_reachable(const info *in) {
+    const json_value *synth = in->source != NULL ? json_member(in->source, "synth") : NULL;
     double best, ndcg, popularity;
-    if (!synth_number(in, "best_hr10", &best) || !synth_number(in, "best_ndcg10", &ndcg) ||
-        !synth_number(in, "popularity_hr10", &popularity))
+    if (synth == NULL || synth->type != JSON_OBJECT ||
+        json_member_double(synth, "best_hr10", &best) != OK ||
+        json_member_double(synth, "best_ndcg10", &ndcg) != OK ||
+        json_member_double(synth, "popularity_hr10", &popularity) != OK)
         return;
     printf("  HR@10      %15.3f   at best (NDCG@10 %.3f); popularity reaches %.3f\n", best, ndcg,
            popularity);
@@ -533,30 +497,27 @@ static void print_reachable(const info *in) {
 static void print_lengths(const info *in) {
     const data_stats *s = in->stats;
     uint64_t most = 0;
-    print_heading(in, "Events of a user");
+    print_heading("Events of a user");
     for (int i = 0; i < s->n_bins; i++)
         if (s->bins[i].n_users > most) most = s->bins[i].n_users;
     for (int i = 0; i < s->n_bins; i++) {
-        char label[64];
         const length_bin *bin = &s->bins[i];
-        if (bin->first == bin->last)
-            snprintf(label, sizeof label, "%14" PRIu64, bin->first);
-        else
-            snprintf(label, sizeof label, "%6" PRIu64 " - %5" PRIu64, bin->first, bin->last);
+        const char *label = show_printf("%6" PRIu64 " - %5" PRIu64, bin->first, bin->last);
+        if (bin->first == bin->last) label = show_printf("%14" PRIu64, bin->first);
         print_row(label, bin->n_users, most, in->data->n_users);
     }
 }
 
-static void print_ratings(const info *in, const char *unit, uint32_t n) {
+static void print_ratings(const info *in, uint32_t n) {
     const uint64_t *count = in->stats->action_count;
     uint64_t most = 0;
+    print_heading("Ratings");
     for (uint32_t a = 0; a < n; a++)
         if (count[a] > most) most = count[a];
     for (uint32_t a = 0; a < n; a++) {
-        char label[32];
         double rating = seq_rating(in->data, (uint16_t)a);
-        snprintf(label, sizeof label, "%8g %s%s", rating, unit, rating == 1 ? "" : "s");
-        print_row(label, count[a], most, in->data->n_events);
+        print_row(show_printf("%8g star%s", rating, rating == 1 ? "" : "s"), count[a], most,
+                  in->data->n_events);
     }
 }
 
@@ -583,11 +544,12 @@ static void print_codes(const info *in) {
                 best = a;
         }
         if (best == STATS_ACTIONS) return;
-        char label[64], name[SEQ_TASK_BYTES] = "";
+        char name[SEQ_TASK_BYTES] = "";
         bool has_name = seq_action_name(in->data, (uint16_t)best, name);
-        snprintf(label, sizeof label, has_name ? "%5" PRIu32 " %s" : "%14" PRIu32, best, name);
         if (row == 0) most = count[best];
-        print_row(label, count[best], most, in->data->n_events);
+        print_row(has_name ? show_printf("%5" PRIu32 " %s", best, name)
+                           : show_printf("%14" PRIu32, best),
+                  count[best], most, in->data->n_events);
         below = count[best], last = best;
     }
 }
@@ -597,19 +559,17 @@ static void print_kind(const info *in) {
     case ACTION_NONE:
         return;
     case ACTION_STARS:
-        print_heading(in, "Ratings");
-        print_ratings(in, "star", 5);
+        print_ratings(in, 5);
         return;
     case ACTION_HALF_STARS:
-        print_heading(in, "Ratings");
-        print_ratings(in, "star", 10);
+        print_ratings(in, 10);
         return;
     case ACTION_BITS:
-        print_heading(in, "Signals (an event may have several)");
+        print_heading("Signals (an event may have several)");
         print_bits(in);
         return;
     case ACTION_CODE:
-        print_heading(in, "Action codes, most frequent first");
+        print_heading("Action codes, most frequent first");
         print_codes(in);
     }
 }
@@ -622,14 +582,14 @@ static void print_actions(const info *in) {
 
 /* A line: how many values a feature has, and the first of them. */
 static void print_feature(const char *name, const text_column *t, int most) {
-    char text[SHOW_BYTES], value[SHOW_BYTES], count[SHOW_BYTES];
     uint64_t n_values = t->n > 0 ? t->n - 1 : 0;
-    show_text(text, name, strlen(name), 16);
-    printf("  %s%*s %9s %s  ", text, 16 - show_columns(text), "", show_count(count, n_values),
+    const char *text = show_text(name, strlen(name), 16);
+    printf("  %s%*s %9s %s  ", text, 16 - show_columns(text), "", show_count(n_values),
            n_values == 1 ? "value " : "values");
     size_t used = 0;
     for (uint64_t i = 1; i <= n_values; i++) {
-        show_text(value, t->bytes + t->offsets[i], t->offsets[i + 1] - t->offsets[i], 14);
+        const char *value =
+            show_text(t->bytes + t->offsets[i], t->offsets[i + 1] - t->offsets[i], 14);
         used += strlen(value) + 2;
         if (used > (size_t)most) {
             printf("%s", i > 1 ? ", ..." : "...");
@@ -642,10 +602,10 @@ static void print_feature(const char *name, const text_column *t, int most) {
 
 static void print_context(const info *in) {
     const seq_file *data = in->data;
-    if (data->n_context > 0) print_heading(in, "Contextual features of users");
+    if (data->n_context > 0) print_heading("Contextual features of users");
     for (int f = 0; f < data->n_context; f++)
         print_feature(data->context[f].name, &data->context[f].values, 40);
-    if (data->n_content > 0 || data->item_vector != NULL) print_heading(in, "Features of items");
+    if (data->n_content > 0 || data->item_vector != NULL) print_heading("Features of items");
     for (int f = 0; f < data->n_content; f++) {
         uint64_t n = count_covered(data, &data->content[f]);
         printf("  %3.0f %% ", data->n_items > 0 ? 100.0 * (double)n / (double)data->n_items : 0.0);
@@ -658,14 +618,12 @@ static void print_context(const info *in) {
 static status print_popular(const info *in) {
     buf title = {0};
     status st = OK;
-    print_heading(in, "Most popular items");
+    print_heading("Most popular items");
     for (int i = 0; i < in->n_popular && st == OK; i++) {
-        char count[SHOW_BYTES], text[SHOW_BYTES];
         st = seq_item_title(in->data, in->popular[i], &title);
         if (st == OK)
-            printf("  %2d %13s   %s\n", i + 1,
-                   show_count(count, in->stats->item_count[in->popular[i]]),
-                   show_text(text, buf_str(&title), title.n_bytes, 58));
+            printf("  %2d %13s   %s\n", i + 1, show_count(in->stats->item_count[in->popular[i]]),
+                   show_text(buf_str(&title), title.n_bytes, 58));
     }
     buf_fini(&title);
     return st;
@@ -682,7 +640,7 @@ static status print_text(const info *in) {
 }
 
 static status show(const char *path, const seq_file *data, bool is_json) {
-    info in = {.path = path, .data = data, .style = show_stdout_style()};
+    info in = {.path = path, .data = data};
     data_stats stats;
     arena a;
     const json_value *meta = NULL;

@@ -340,58 +340,52 @@ static status print_json(const prep_options *o, const builder_stats *s, double s
     return json_line_print();
 }
 
-static status print_summary(const prep_options *o, const builder_stats *s, double seconds) {
-    char a[SHOW_BYTES], b[SHOW_BYTES], c[SHOW_BYTES], rate[32];
-    char out[SHOW_PATH_BYTES], other[SHOW_PATH_BYTES];
-    show_path(out, o->out);
-    show_style style = show_stdout_style();
+static void print_summary(const prep_options *o, const builder_stats *s, double seconds) {
     double rows = (double)(s->n_events + s->n_filtered_events);
-    human_count(rate, sizeof rate, seconds > 0 ? rows / seconds : rows);
-    printf("%s%s/data.seq%s   %s\n\n", style.bold, out, style.plain, o->src->name);
-    printf("  Users       %12s\n", show_count(a, s->n_users));
+    printf("%s   %s\n\n", show_bold(show_printf("%s/data.seq", show_path(o->out))), o->src->name);
+    printf("  Users       %12s\n", show_count(s->n_users));
     printf("  Items       %12s   seen in events; %s in the catalogue\n",
-           show_count(a, s->n_seen_items), show_count(b, s->n_items));
-    printf("  Events      %12s   longest history %s\n", show_count(a, s->n_events),
-           show_count(b, s->max_len));
+           show_count(s->n_seen_items), show_count(s->n_items));
+    printf("  Events      %12s   longest history %s\n", show_count(s->n_events),
+           show_count(s->max_len));
     if (o->request.items != NULL && o->with == NULL)
-        printf("  Described   %12s   items with events by %s\n",
-               show_count(a, s->n_described_items), show_path(other, o->request.items));
+        printf("  Described   %12s   items with events by %s\n", show_count(s->n_described_items),
+               show_path(o->request.items));
     if (o->request.users != NULL && o->with == NULL)
-        printf("  Described   %12s   users by %s\n", show_count(a, s->n_described_users),
-               show_path(other, o->request.users));
+        printf("  Described   %12s   users by %s\n", show_count(s->n_described_users),
+               show_path(o->request.users));
     for (const content_report *f = s->content; f < s->content + s->n_content; f++)
         if (!f->is_left_out)
             printf("  Feature     %12s   items of the catalogue have %s: %s, %s values\n",
-                   show_count(a, f->n_items), f->name, kind_names[f->kind],
-                   show_count(b, f->n_values));
+                   show_count(f->n_items), f->name, kind_names[f->kind], show_count(f->n_values));
     if (o->request.item_vectors != NULL)
-        printf("  Vectors     %12s   items by %s\n", show_count(a, s->n_vector_items),
-               show_path(other, o->request.item_vectors));
+        printf("  Vectors     %12s   items by %s\n", show_count(s->n_vector_items),
+               show_path(o->request.item_vectors));
     if (s->n_out_of_range > 0)
         printf("  Left out    %12s   events out of --since and --until\n",
-               show_count(a, s->n_out_of_range));
+               show_count(s->n_out_of_range));
     if (s->n_not_sampled > 0)
         printf("  Left out    %12s   events of users who are not in the sample\n",
-               show_count(a, s->n_not_sampled));
+               show_count(s->n_not_sampled));
     if (s->n_filtered_events > 0)
         printf("  Left out    %12s   events of %s rare users and %s rare items\n",
-               show_count(a, s->n_filtered_events), show_count(b, s->n_filtered_users),
-               show_count(c, s->n_filtered_items));
+               show_count(s->n_filtered_events), show_count(s->n_filtered_users),
+               show_count(s->n_filtered_items));
     if (s->n_unknown_actions > 0)
         printf("  Unknown     %12s   events without an action: history, not labels of ranking\n",
-               show_count(a, s->n_unknown_actions));
+               show_count(s->n_unknown_actions));
     if (s->n_skipped > 0)
-        printf("  Skipped     %12s   bad rows, in %s/skipped.txt\n", show_count(a, s->n_skipped),
-               out);
+        printf("  Skipped     %12s   bad rows, in %s/skipped.txt\n", show_count(s->n_skipped),
+               show_path(o->out));
     if (s->n_duplicates > 0)
-        printf("  Duplicates  %12s   %s\n", show_count(a, s->n_duplicates),
+        printf("  Duplicates  %12s   %s\n", show_count(s->n_duplicates),
                o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
     if (s->n_out_of_order > 0)
-        printf("  Reordered   %12s   events sorted by time\n", show_count(a, s->n_out_of_order));
-    printf("  Took        %10.2f s   %s events/s\n", seconds, rate);
-    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(other, o->emit_csv));
-    printf("\n");
-    return show_next_info(o->out);
+        printf("  Reordered   %12s   events sorted by time\n", show_count(s->n_out_of_order));
+    printf("  Took        %10.2f s   %s events/s\n", seconds,
+           show_rounded(seconds > 0 ? rows / seconds : rows));
+    if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(o->emit_csv));
+    printf("\nNext: hstu info %s\n", show_word(o->out));
 }
 
 static status write_csv(const prep_options *o, const source_result *r, pool *p, out_file *csv) {
@@ -470,10 +464,9 @@ static void warn_described(const prep_options *o, const builder_stats *s) {
 
 /* One line: what the times were taken for, and their range, which shows a wrong guess. */
 static void log_times(const source_result *r, const builder_stats *s) {
-    char first[SHOW_BYTES], last[SHOW_BYTES];
     if (r->times[0] == '\0') return;
-    log_info("times: %s, %s .. %s", r->times, show_date(first, s->first_time / s->time_per_second),
-             show_date(last, s->last_time / s->time_per_second));
+    log_info("times: %s, %s .. %s", r->times, show_date(s->first_time / s->time_per_second),
+             show_date(s->last_time / s->time_per_second));
     if (s->last_time / s->time_per_second > (int64_t)time(NULL) + 86400)
         log_info("note: the newest event is in the future; a wrong clock moves splits by time and "
                  "the popularity of the last week: leave such events out with --until");
@@ -518,7 +511,8 @@ static status prepare(prep_options *o) {
     if (st != OK) return st;
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
     if (o->is_json) return print_json(o, &stats, seconds);
-    return print_summary(o, &stats, seconds);
+    print_summary(o, &stats, seconds);
+    return OK;
 }
 
 status cmd_prep(int argc, char **argv) {

@@ -60,8 +60,8 @@ static status put_history(moving *m, engine_id id, const user_history *h) {
         if (m->n_left == 0 && m->n_blocks > 0) TRY(sink_end_block(m->sink));
         if (m->n_left == 0) TRY(sink_begin_block(m->sink, m->n_blocks++, BLOCK_EVENTS));
         m->n_left = (m->n_left > 0 ? m->n_left : BLOCK_EVENTS) - 1;
-        if (m->data == NULL) sink_keep_digits(m->sink, time_digits(e.time)); /* nanoseconds */
-        uint16_t action = m->options.actions == ACTION_NONE ? 0 : e.action;  /* or unknown */
+        if (m->data == NULL) sink_keep_digits(m->sink, time_digits(e.time));
+        uint16_t action = m->options.actions == ACTION_NONE ? 0 : e.action; /* or unknown */
         TRY(sink_add_numbered(m->sink, user, item, action, e.time));
     }
     return OK;

@@ -3,32 +3,25 @@
 #include "cli/output.h"
 
 static status print_json(const char *folder, const synth_report *r, double seconds) {
-    json_writer *w = json_line_open();
-    JSON_FIELDS(w, FIELD("path", folder), FIELD("users", r->n_users),
-                FIELD("catalogue", r->n_items), FIELD("topics", r->n_topics),
-                FIELD("events", r->n_events), FIELD("max_len", r->max_len),
-                FIELD("best_hr10", r->best_hr10), FIELD("best_ndcg10", r->best_ndcg10),
-                FIELD("popularity_hr10", r->popularity_hr10), FIELD("seconds", seconds));
-    return json_line_print();
+    return JSON_LINE(FIELD("path", folder), FIELD("users", r->n_users),
+                     FIELD("catalogue", r->n_items), FIELD("topics", r->n_topics),
+                     FIELD("events", r->n_events), FIELD("max_len", r->max_len),
+                     FIELD("best_hr10", r->best_hr10), FIELD("best_ndcg10", r->best_ndcg10),
+                     FIELD("popularity_hr10", r->popularity_hr10), FIELD("seconds", seconds));
 }
 
-static status print_text(const char *folder, const synth_report *r, double seconds) {
-    char a[SHOW_BYTES], b[SHOW_BYTES];
-    show_style style = show_stdout_style();
-    char path[SHOW_PATH_BYTES];
-    show_path(path, folder);
-    printf("%s%s/data.seq%s\n\n", style.bold, path, style.plain);
-    printf("  Users       %12s\n", show_count(a, r->n_users));
-    printf("  Catalogue   %12s   in %s topics\n", show_count(a, r->n_items),
-           show_count(b, r->n_topics));
-    printf("  Events      %12s   longest history %s\n", show_count(a, r->n_events),
-           show_count(b, r->max_len));
+static void print_text(const char *folder, const synth_report *r, double seconds) {
+    printf("%s\n\n", show_bold(show_printf("%s/data.seq", show_path(folder))));
+    printf("  Users       %12s\n", show_count(r->n_users));
+    printf("  Catalogue   %12s   in %s topics\n", show_count(r->n_items), show_count(r->n_topics));
+    printf("  Events      %12s   longest history %s\n", show_count(r->n_events),
+           show_count(r->max_len));
     printf("  Time        %10.2f s\n\n", seconds);
-    printf("%sTest event of leave-one-out, all unseen items ranked%s\n\n", style.bold, style.plain);
+    printf("%s\n\n", show_bold("Test event of leave-one-out, all unseen items ranked"));
     printf("                     HR@10   NDCG@10\n");
     printf("  Best reachable     %5.3f     %5.3f\n", r->best_hr10, r->best_ndcg10);
     printf("  Popularity         %5.3f\n\n", r->popularity_hr10);
-    return show_next_info(folder);
+    printf("Next: hstu info %s\n", show_word(folder));
 }
 
 status cmd_synth(int argc, char **argv) {
@@ -67,5 +60,6 @@ status cmd_synth(int argc, char **argv) {
     TRY(st);
     double seconds = (double)(clock_ns() - start) / 1e9;
     if (is_json) return print_json(folder, &report, seconds);
-    return print_text(folder, &report, seconds);
+    print_text(folder, &report, seconds);
+    return OK;
 }

@@ -2,6 +2,7 @@
 #include <sys/statvfs.h>
 
 #include "cli/machine/doctor.h"
+#include "cli/output.h"
 
 void finding_add(findings *f, found_state state, const char *name, unsigned unfit_for,
                  const char *remedy, const char *fmt, ...) {
@@ -16,25 +17,23 @@ void finding_add(findings *f, found_state state, const char *name, unsigned unfi
 }
 
 /* The first line of a small file; "" where there is none. */
-static void first_line(const char *path, char *out, int n) {
+static const char *first_line(const char *path) {
     char *text;
     size_t n_bytes;
-    out[0] = '\0';
-    if (file_read_all(path, 1 << 16, &text, &n_bytes) != OK) return;
-    snprintf(out, (size_t)n, "%.*s", (int)strcspn(text, "\n"), text);
+    if (file_read_all(path, 1 << 16, &text, &n_bytes) != OK) return "";
+    const char *line = show_printf("%.*s", (int)strcspn(text, "\n"), text);
     mem_free(text);
+    return line;
 }
 
-void doctor_chosen_word(const char *text, char *out, int n) {
+const char *doctor_chosen_word(const char *text) {
     const char *open = strchr(text, '['), *close = open != NULL ? strchr(open, ']') : NULL;
-    out[0] = '\0';
-    if (close != NULL) snprintf(out, (size_t)n, "%.*s", (int)(close - open - 1), open + 1);
+    return close != NULL ? show_printf("%.*s", (int)(close - open - 1), open + 1) : "";
 }
 
 static void ask_huge_pages(findings *f) {
-    char line[128], mode[32];
-    first_line("/sys/kernel/mm/transparent_hugepage/enabled", line, sizeof line);
-    doctor_chosen_word(line, mode, sizeof mode);
+    const char *mode =
+        doctor_chosen_word(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
     if (mode[0] == '\0')
         FINDING(f, FOUND_LACK, "huge pages", "the system does not tell");
     else if (strcmp(mode, "never") == 0)
@@ -123,14 +122,13 @@ static void ask_shared_memory(findings *f) {
 }
 
 static void ask_container(findings *f) {
-    char pids[64], line[128];
+    const char *line = first_line("/run/systemd/container");
+    const char *pids = first_line("/sys/fs/cgroup/pids.max");
     const char *kind = file_exists("/.dockerenv")                      ? "Docker"
                        : file_exists("/run/.containerenv")             ? "Podman"
                        : file_exists("/var/run/secrets/kubernetes.io") ? "Kubernetes"
                                                                        : NULL;
-    first_line("/run/systemd/container", line, sizeof line);
     if (kind == NULL && line[0] != '\0') kind = line;
-    first_line("/sys/fs/cgroup/pids.max", pids, sizeof pids);
     if (kind == NULL) return;
     FINDING(f, FOUND_OK, "container", "%s%s%s; limits of cores and memory are above", kind,
             pids[0] != '\0' ? ", processes and threads: " : "", pids);
@@ -159,7 +157,6 @@ static void doctor_ask_host(findings *f) {
 
 #include "base/machine.h"
 #include "cli/cli.h"
-#include "cli/output.h"
 #include "dist/mpi.h"
 #include "dist/nccl.h"
 #include "dist/ranks.h"
@@ -190,19 +187,19 @@ typedef struct diagnosis {
     device_info device[MAX_DEVICES];
     int n_devices;
     library libraries[N_LIBRARIES];
-    char nccl_version[32], cuda_version[32], xgboost_version[32], nvrtc_version[32],
-        compiler_version[160];
+    const char *cuda_version; /* NULL: not in this build */
+    char xgboost_version[32], nvrtc_version[32], compiler_version[160];
     bool has_ranks; /* two of them have just worked together */
-    char ranks[256];
+    const char *ranks;
     findings found;
     unsigned purposes; /* what it was asked for; 0: in general */
     bool has_memory;   /* enough of it */
     bool is_fit;
-    char verdict[512];
+    const char *verdict;
 } diagnosis;
 
-static void cuda_version_text(char *text, size_t n, int version) {
-    snprintf(text, n, "%d.%d", version / 1000, version % 1000 / 10);
+static const char *show_version(int cuda) {
+    return show_printf("%d.%d", cuda / 1000, cuda % 1000 / 10);
 }
 
 static void ask_libraries(diagnosis *d) {
@@ -224,8 +221,7 @@ static void ask_libraries(diagnosis *d) {
     curl = curl_version_info(CURLVERSION_NOW)->version;
 #endif
 #ifdef HSTU_HAS_CUDA
-    cuda_version_text(d->cuda_version, sizeof d->cuda_version, d->driver.runtime_version);
-    cuda = d->cuda_version;
+    d->cuda_version = cuda = show_version(d->driver.runtime_version);
 #endif
     const char *xgboost = NULL, *nvrtc = NULL, *compiler = NULL, *nccl_version = NULL;
     char why[512];
@@ -235,11 +231,9 @@ static void ask_libraries(diagnosis *d) {
     if (target_nvrtc_version(d->nvrtc_version, sizeof d->nvrtc_version)) nvrtc = d->nvrtc_version;
     if (target_compiler_version(d->compiler_version, sizeof d->compiler_version))
         compiler = d->compiler_version;
-    if (nccl_lib_load(&nccl, NULL) == OK) {
-        nccl_version = d->nccl_version;
-        snprintf(d->nccl_version, sizeof d->nccl_version, "%d.%d.%d", nccl.version / 10000,
-                 nccl.version / 100 % 100, nccl.version % 100);
-    }
+    if (nccl_lib_load(&nccl, NULL) == OK)
+        nccl_version = show_printf("%d.%d.%d", nccl.version / 10000, nccl.version / 100 % 100,
+                                   nccl.version % 100);
     const library all[N_LIBRARIES] = {
         {"libarchive", archive, "reading .zip, .tar.gz and .xz data sets as they are",
          DOCTOR_MAKE "apt-get install libarchive-dev, then make", false},
@@ -320,18 +314,15 @@ static void judge(diagnosis *d) {
     int n_gpus = n_fit_devices(d);
     const finding *obstacle = find_obstacle(d);
     d->is_fit = d->has_memory && obstacle == NULL;
+    d->verdict = "yes, on the CPU";
     if (obstacle != NULL)
-        snprintf(d->verdict, sizeof d->verdict, "no, %s: %.200s; %.200s", obstacle->name,
-                 obstacle->text, obstacle->remedy);
+        d->verdict =
+            show_printf("no, %s: %.200s; %.200s", obstacle->name, obstacle->text, obstacle->remedy);
     else if (!d->is_fit)
-        snprintf(d->verdict, sizeof d->verdict,
-                 "no, %llu MiB of memory is too little (%d are needed)",
-                 (unsigned long long)(memory >> 20), MIN_MEMORY_MIB);
+        d->verdict = show_printf("no, %llu MiB of memory is too little (%d are needed)",
+                                 (unsigned long long)(memory >> 20), MIN_MEMORY_MIB);
     else if (n_gpus > 0)
-        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU and on %d GPU%s", n_gpus,
-                 n_gpus > 1 ? "s" : "");
-    else
-        snprintf(d->verdict, sizeof d->verdict, "yes, on the CPU");
+        d->verdict = show_printf("yes, on the CPU and on %d GPU%s", n_gpus, n_gpus > 1 ? "s" : "");
 }
 
 enum { SELF_TEST_NUMBERS = 1 << 18 };
@@ -366,11 +357,9 @@ static void test_ranks(diagnosis *d) {
         _exit(status_exit_code(st));
     }
     d->has_ranks = st == OK;
-    if (st == OK)
-        snprintf(d->ranks, sizeof d->ranks, "two started and summed 1 MB in %.0f ms",
-                 (double)(clock_ns() - start) / 1e6);
-    else
-        snprintf(d->ranks, sizeof d->ranks, "two cannot work together: %s", status_reason());
+    d->ranks = st == OK ? show_printf("two started and summed 1 MB in %.0f ms",
+                                      (double)(clock_ns() - start) / 1e6)
+                        : show_printf("two cannot work together: %s", status_reason());
 }
 
 static double gib(uint64_t bytes) {
@@ -380,14 +369,12 @@ static double gib(uint64_t bytes) {
 static void ask_machine(diagnosis *d) {
     const machine *m = &d->host;
     findings *f = &d->found;
-    char quota[48] = "", limit[48] = "";
+    const char *quota = "", *limit = "";
     uint64_t memory = usable_memory(m);
     f->section = SECTION_MACHINE;
     d->has_memory = memory == 0 || memory >> 20 >= MIN_MEMORY_MIB;
-    if (m->quota_cores > 0)
-        snprintf(quota, sizeof quota, ", with CPU time for %.1f", m->quota_cores);
-    if (m->limit_bytes > 0)
-        snprintf(limit, sizeof limit, ", limited to %.1f GiB", gib(m->limit_bytes));
+    if (m->quota_cores > 0) quota = show_printf(", with CPU time for %.1f", m->quota_cores);
+    if (m->limit_bytes > 0) limit = show_printf(", limited to %.1f GiB", gib(m->limit_bytes));
     bool has_simd = m->simd[0] != '\0';
     FINDING(f, FOUND_OK, "system", "%s", m->system);
     FINDING(f, FOUND_OK, "CPU", "%s", m->cpu[0] != '\0' ? m->cpu : "unknown");
@@ -402,10 +389,9 @@ static void ask_machine(diagnosis *d) {
 
 static void ask_devices(diagnosis *d) {
     findings *f = &d->found;
-    char driver[32], name[24];
+    const char *driver = show_version(d->driver.driver_version);
     f->section = SECTION_GPU;
-    cuda_version_text(driver, sizeof driver, d->driver.driver_version);
-    if (d->n_devices == 0 && d->cuda_version[0] != '\0')
+    if (d->n_devices == 0 && d->cuda_version != NULL)
         FINDING(f, FOUND_LACK, "none", "built with CUDA %s, no GPU found: %s", d->cuda_version,
                 d->driver.reason);
     else if (d->n_devices == 0)
@@ -413,8 +399,7 @@ static void ask_devices(diagnosis *d) {
     for (int i = 0; i < d->n_devices; i++) {
         const device_info *g = &d->device[i];
         bool is_old = g->sm < DEVICE_MIN_SM;
-        snprintf(name, sizeof name, "cuda:%d", i);
-        FINDING(f, is_old ? FOUND_TROUBLE : FOUND_OK, name,
+        FINDING(f, is_old ? FOUND_TROUBLE : FOUND_OK, show_printf("cuda:%d", i),
                 "%s, SM %d.%d, %d SMs, %.1f GiB (%.1f free), driver for CUDA %s%s", g->name,
                 g->sm / 10, g->sm % 10, g->n_multiprocessors, gib(g->memory_bytes),
                 gib(g->free_bytes), driver, is_old ? "; too old: SM 8.0 is needed" : "");
@@ -441,9 +426,8 @@ static status examine(diagnosis *d, unsigned wanted) {
 /* A mark, the subject, its state; and a remedy under it. */
 static void print_findings(const diagnosis *d, found_section section, const char *title) {
     static const char *const words[] = {"ok", "--", "!!"}, *const colours[] = {"32", "33", "31"};
-    show_style style = show_stdout_style();
     bool has_colour = env_wants_colour(STDOUT_FILENO);
-    printf("\n%s%s%s\n", style.bold, title, style.plain);
+    printf("\n%s\n", show_bold(title));
     for (int i = 0; i < d->found.n; i++) {
         const finding *f = &d->found.all[i];
         if (f->section != section) continue;
@@ -474,7 +458,6 @@ static void write_machine(json_writer *w, const machine *m) {
 }
 
 static void write_gpus(json_writer *w, const diagnosis *d) {
-    char text[32];
     json_key_array(w, "gpus");
     for (int i = 0; i < d->n_devices; i++) {
         JSON_OBJECT(w, FIELD("name", d->device[i].name), FIELD("sm", d->device[i].sm / 10.0),
@@ -483,9 +466,11 @@ static void write_gpus(json_writer *w, const diagnosis *d) {
                     FIELD("free_bytes", d->device[i].free_bytes));
     }
     json_array_close(w);
-    cuda_version_text(text, sizeof text, d->driver.driver_version);
     json_key(w, "driver_cuda");
-    d->driver.driver_version > 0 ? json_string(w, text) : json_null(w);
+    if (d->driver.driver_version > 0)
+        json_string(w, show_version(d->driver.driver_version));
+    else
+        json_null(w);
     json_key_string(w, "no_gpu_reason", d->driver.reason);
 }
 

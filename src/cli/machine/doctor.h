@@ -52,8 +52,8 @@ void doctor_ask_gpus(findings *f); /* doctor_gpu.c */
 
 /* The parsers, pure, so that tests can call them.  The word in brackets: "always [madvise] never";
  * "" where there is none. */
-void doctor_chosen_word(const char *text, char *out, int n);
+const char *doctor_chosen_word(const char *text);
 
 /* The reasons that slow a GPU's clocks, of NVML's bits, as words: "power limit, hot"; "" for none.
  */
-void doctor_throttle_words(unsigned long long bits, char *out, int n);
+const char *doctor_throttle_words(unsigned long long bits);

@@ -5,6 +5,7 @@
 
 #include "base/machine.h"
 #include "cli/machine/doctor.h"
+#include "cli/output.h"
 #include "profile/cupti.h"
 
 typedef unsigned long long address;
@@ -80,7 +81,7 @@ static bool load_nvml(nvml *l) {
     return missing == NULL && l->start() == 0;
 }
 
-void doctor_throttle_words(unsigned long long bits, char *out, int n) {
+const char *doctor_throttle_words(unsigned long long bits) {
     static const struct {
         unsigned long long bit;
         const char *word;
@@ -92,11 +93,11 @@ void doctor_throttle_words(unsigned long long bits, char *out, int n) {
                    {0x40, "hot (hardware slowdown)"},
                    {0x80, "power brake"},
                    {0x100, "display clocks are set"}};
-    int at = 0;
-    out[0] = '\0';
-    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0] && at < n; i++)
+    const char *text = "";
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
         if ((bits & reasons[i].bit) != 0)
-            at += snprintf(out + at, (size_t)(n - at), "%s%s", at > 0 ? ", " : "", reasons[i].word);
+            text = show_printf("%s%s%s", text, text[0] != '\0' ? ", " : "", reasons[i].word);
+    return text;
 }
 
 /* Slowdowns that somebody should know of; power limits are met under any load. */
@@ -105,14 +106,13 @@ enum { BAD_THROTTLE = 0x8 | 0x20 | 0x40 | 0x80 };
 static void ask_clocks(findings *f, const nvml *m, void *device, const char *name) {
     unsigned sm = 0, max = 0, memory = 0, celsius = 0, milliwatt = 0, limit = 0;
     unsigned long long bits = 0;
-    char words[128];
     if (m->clock(device, 1, &sm) != 0 || m->max_clock(device, 1, &max) != 0) return;
     m->clock(device, 2, &memory);
     m->temperature(device, 0, &celsius);
     m->power(device, &milliwatt);
     m->power_limit(device, &limit);
     m->throttle(device, &bits);
-    doctor_throttle_words(bits, words, sizeof words);
+    const char *words = doctor_throttle_words(bits);
     bool is_bad = (bits & BAD_THROTTLE) != 0;
     finding_add(
         f, is_bad ? FOUND_TROUBLE : FOUND_OK, name, 0,
@@ -199,11 +199,9 @@ static void ask_bandwidth(findings *f, const cuda_driver *cu, int device, const 
         double in = speed(&r, copy_in), out = speed(&r, copy_out), on = speed(&r, copy_on);
         double full = link_speed(gen, width);
         bool is_slow = full > 0 && in < full / 3;
-        char remedy[160];
-        snprintf(remedy, sizeof remedy,
-                 "the link allows %.0f GB/s: see whether others use it, and the slot and NUMA node "
-                 "of the card",
-                 full);
+        const char *remedy = show_printf("the link allows %.0f GB/s: see whether others use it, "
+                                         "and the slot and NUMA node of the card",
+                                         full);
         finding_add(f, is_slow ? FOUND_TROUBLE : FOUND_OK, name, 0, is_slow ? remedy : NULL,
                     "PCIe gen %u x%u: %.1f GB/s to the GPU, %.1f GB/s back; its memory: %.0f GB/s",
                     gen, width, in, out, 2 * on);
@@ -216,11 +214,11 @@ static void ask_bandwidth(findings *f, const cuda_driver *cu, int device, const 
 }
 
 static void ask_device(findings *f, const cuda_driver *cu, const nvml *m, int i) {
-    char name[24], pci[32] = "";
+    const char *name = show_printf("cuda:%d", i);
+    char pci[32] = "";
     void *device = NULL;
     unsigned gen = 0, width = 0;
     int is_active = 0, n_links = 0;
-    snprintf(name, sizeof name, "cuda:%d", i);
     bool has_nvml = m != NULL && cu->pci(pci, sizeof pci, i) == 0 && m->by_pci(pci, &device) == 0;
     if (has_nvml) {
         ask_clocks(f, m, device, name);
@@ -272,9 +270,9 @@ static status drop(void *ctx, const gpu_record *r) {
 
 /* CUPTI is started and stopped; what it says is what `hstu profile` would say. */
 static void ask_cupti(findings *f) {
-    const cupti_sink sink = {NULL, drop};
+    const cupti_sink to = {NULL, drop};
     uint64_t n_lost;
-    if (cupti_start(&sink, true)) {
+    if (cupti_start(&to, true)) {
         (void)cupti_stop(&n_lost);
         FINDING(f, FOUND_OK, "CUPTI", "records kernels: 'hstu profile' on a GPU");
     } else {
@@ -287,9 +285,7 @@ static void ask_cublas(findings *f) {
     static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
     static const char name[] = "cuBLASLt", adds[] = "matrix products on a GPU";
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        char in_packages[64];
-        snprintf(in_packages, sizeof in_packages, "nvidia/*/lib/%s", files[i]);
-        void *library = library_find(files[i], in_packages);
+        void *library = library_find(files[i], show_printf("nvidia/*/lib/%s", files[i]));
         if (library == NULL) continue;
         size_t (*version)(void);
         *(void **)&version = dlsym(library, "cublasLtGetVersion");

@@ -218,9 +218,8 @@ static const char *stof_choice(const mask_facts *f) {
 }
 
 static status print_json(const mask_facts *f) {
-    json_writer *w = json_line_open();
-    JSON_FIELDS(
-        w, FIELD("mask", f->text), FIELD("tokens", f->n), FIELD("pairs", f->n_pairs),
+    return JSON_LINE(
+        FIELD("mask", f->text), FIELD("tokens", f->n), FIELD("pairs", f->n_pairs),
         FIELD("density", density(f)), FIELD("least_keys", f->least), FIELD("most_keys", f->most),
         FIELD("rows_without_keys", f->n_empty_rows), FIELD("full_tiles", f->n_full / f->n_tiles),
         FIELD("partial_tiles", f->n_partial / f->n_tiles),
@@ -232,11 +231,10 @@ static status print_json(const mask_facts *f) {
                               : f->shares     ? "two row tiles"
                                               : "one row tile"),
         FIELD("stof_rho", f->rho), KNOWN("stof_tau", f->tau), FIELD("stof_kernel", stof_choice(f)));
-    return json_line_print();
 }
 
-static void print_kernel(const mask_facts *f, const show_style *style) {
-    printf("  %skernel%s      ", style->bold, style->plain);
+static void print_kernel(const mask_facts *f) {
+    printf("  %s      ", show_bold("kernel"));
     if (f->by_rows)
         printf("row-wise on a GPU, in 16 bits with heads of 64 or 128: a listed tile has %.1f "
                "pairs,\n              fewer than %d, so each row reads the keys it sees "
@@ -255,26 +253,23 @@ static void print_kernel(const mask_facts *f, const show_style *style) {
 }
 
 static void print_facts(const mask_facts *f) {
-    char pairs[SHOW_BYTES], all[SHOW_BYTES];
     double n_empty = f->n_tiles - f->n_full - f->n_partial;
-    show_style style = show_stdout_style();
-    printf("\n  %smask%s        %s, %d tokens\n", style.bold, style.plain, f->text, f->n);
-    printf("  %spairs%s       %s of %s: density %.4f, sparsity %.1f %%\n", style.bold, style.plain,
-           show_count(pairs, (uint64_t)f->n_pairs),
-           show_count(all, (uint64_t)f->n * (uint64_t)f->n), density(f), 100 - 100 * density(f));
-    printf("  %skeys a row%s  %d to %d, mean %.1f", style.bold, style.plain, f->least, f->most,
+    printf("\n  %s        %s, %d tokens\n", show_bold("mask"), f->text, f->n);
+    printf("  %s       %s of %s: density %.4f, sparsity %.1f %%\n", show_bold("pairs"),
+           show_count((uint64_t)f->n_pairs), show_count((uint64_t)f->n * (uint64_t)f->n),
+           density(f), 100 - 100 * density(f));
+    printf("  %s  %d to %d, mean %.1f", show_bold("keys a row"), f->least, f->most,
            (double)f->n_pairs / f->n);
     if (f->n_empty_rows > 0)
         printf("; %lld rows have none and give zeros", (long long)f->n_empty_rows);
-    printf("\n  %stiles%s       of 64 x 64: %.1f %% full, %.1f %% partial, %.1f %% empty\n",
-           style.bold, style.plain, 100 * f->n_full / f->n_tiles, 100 * f->n_partial / f->n_tiles,
+    printf("\n  %s       of 64 x 64: %.1f %% full, %.1f %% partial, %.1f %% empty\n",
+           show_bold("tiles"), 100 * f->n_full / f->n_tiles, 100 * f->n_partial / f->n_tiles,
            100 * n_empty / f->n_tiles);
-    print_kernel(f, &style);
+    print_kernel(f);
     if (isnan(f->tau))
-        printf("  %sSTOF's rule%s has no threshold for 16 tokens or fewer\n", style.bold,
-               style.plain);
+        printf("  %s has no threshold for 16 tokens or fewer\n", show_bold("STOF's rule"));
     else
-        printf("  %sSTOF's rule%s rho %.4f %s tau %.4f: %s\n", style.bold, style.plain, f->rho,
+        printf("  %s rho %.4f %s tau %.4f: %s\n", show_bold("STOF's rule"), f->rho,
                f->rho >= f->tau ? ">=" : "<", f->tau, stof_choice(f));
 }
 
@@ -297,8 +292,7 @@ static status save_svg(const mask_facts *f, const mask *m, int64_t sequence, con
     mask_grid g;
     buf svg = {0};
     sink s;
-    char title[MASK_TEXT_MAX + 64];
-    snprintf(title, sizeof title, "%s, n = %d, density %.3f", f->text, f->n, density(f));
+    const char *title = show_printf("%s, n = %d, density %.3f", f->text, f->n, density(f));
     status st = mask_grid_init(&g, m, sequence, f->n, SVG_CELLS);
     if (st == OK) st = mask_draw_svg(&g, title, &svg);
     if (st == OK) st = sink_open(&s, path);
@@ -351,7 +345,6 @@ static status show_mask(const show_args *a, const mask *m) {
 static status mask_show(int argc, char **argv) {
     show_args a = {0};
     const char *text;
-    int n_texts;
     const arg_option options[] = {
         OPT_INT("--n", &a.n, "N", 1, MAX_N,
                 "Tokens of the sequence (default 64, or as many as the file has)."),
@@ -372,7 +365,7 @@ static status mask_show(int argc, char **argv) {
         .options = options,
         .min_positional = 1,
         .notes = "Kinds: " MASK_HELP "; ',causal' after any.  docs/masks.md explains them."};
-    ARGS_PARSE(&spec, &text, &n_texts);
+    ARGS_PARSE(&spec, &text, NULL);
     TRY(sink_check_file("--bits", a.bits));
     TRY(sink_check_two("--svg", a.svg, "--bits", a.bits));
     mask *m;

@@ -67,14 +67,19 @@ void plan_rig_close(plan_rig *g) {
     *g = (plan_rig){0};
 }
 
+const char *show_plan(uint16_t value) {
+    char bits[PLAN_BITS + 1];
+    plan_bits(value, bits);
+    return show_printf("%s", bits);
+}
+
 /* "bert on cpu in float32: batch 8, length 128, 1024 tokens, 12 x 64, mask none" */
-static status plan_rig_text(const plan_rig *g, const plan_args *a, buf *out) {
+static const char *show_rig(const plan_rig *g, const plan_args *a) {
     const chain_shape *s = &g->p->shape;
-    TRY(buf_printf(out, "%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d", g->p->c->name,
-                   g->t->name, work_dtypes[g->t->act], s->n_sequences, s->max_len,
-                   (long long)s->n_tokens, s->n_heads, s->dim_head));
-    if (s->dim_ffn > 0) TRY(buf_printf(out, ", FFN %d", s->dim_ffn));
-    return buf_printf(out, ", mask %s", a->mask);
+    return show_printf("%s on %s in %s: batch %d, length %d, %lld tokens, %d x %d%s, mask %s",
+                       g->p->c->name, g->t->name, work_dtypes[g->t->act], s->n_sequences,
+                       s->max_len, (long long)s->n_tokens, s->n_heads, s->dim_head,
+                       s->dim_ffn > 0 ? show_printf(", FFN %d", s->dim_ffn) : "", a->mask);
 }
 
 /* hstu plan show VALUE|BITS: what a fusion plan means for a layer. */
@@ -86,35 +91,24 @@ typedef struct show_args {
 } show_args;
 
 /* "gemm0 + bias0" */
-static status write_names(const chain *c, const plan_kernel *k, buf *out) {
-    for (int op = k->first; op <= k->last; op++)
-        TRY(buf_printf(out, "%s%s", op > k->first ? " + " : "", c->op[op].name));
-    return OK;
+static const char *show_operators(const chain *c, const plan_kernel *k) {
+    const char *text = c->op[k->first].name;
+    for (int op = k->first + 1; op <= k->last; op++)
+        text = show_printf("%s + %s", text, c->op[op].name);
+    return text;
 }
 
-static void print_operators(const plan_kernel *k) {
-    if (k->first == k->last)
-        printf("  %-11d", k->first + 1);
-    else
-        printf("  %2d-%-8d", k->first + 1, k->last + 1);
-}
-
-static status print_kernels(const chain *c, const plan_program *p) {
+static void print_kernels(const chain *c, const plan_program *p) {
     show_style style = show_stdout_style();
-    buf names = {0};
     printf("\n%s%6s  %-9s  %-24s%s%s\n", style.bold, "kernel", "operators", "template", "computes",
            style.plain);
-    status st = OK;
-    for (int i = 0; i < p->n_kernels && st == OK; i++) {
+    for (int i = 0; i < p->n_kernels; i++) {
         const plan_kernel *k = &p->kernel[i];
-        buf_clear(&names);
-        st = write_names(c, k, &names);
-        printf("%6d", i + 1);
-        print_operators(k);
-        printf("%-24s%s\n", template_name(k->from), buf_str(&names));
+        const char *range = k->first == k->last
+                                ? show_printf("%-11d", k->first + 1)
+                                : show_printf("%2d-%-8d", k->first + 1, k->last + 1);
+        printf("%6d  %s%-24s%s\n", i + 1, range, template_name(k->from), show_operators(c, k));
     }
-    buf_fini(&names);
-    return st;
 }
 
 /* Which segments are kernels as they are, and which are cut, where and why. */
@@ -134,10 +128,7 @@ static void print_segments(const plan_program *p) {
 
 static void print_codes(const chain *c, const plan_program *p) {
     uint16_t value = p->plan.value, canonical = plan_canonical(c, value);
-    char bits[PLAN_BITS + 1], canonical_bits[PLAN_BITS + 1];
-    plan_bits(value, bits);
-    plan_bits(canonical, canonical_bits);
-    printf("\nBits %s, canonical %d = %s.\n", bits, canonical, canonical_bits);
+    printf("\nBits %s, canonical %d = %s.\n", show_plan(value), canonical, show_plan(canonical));
     if (p->plan.wants_hand_written && !plan_uses_hand_written(c, value))
         printf("Bit 0 has no effect: no segment is exactly the attention, operators %d-%d.\n",
                c->attention_first + 1, c->attention_last + 1);
@@ -153,7 +144,7 @@ static status print_line(const fusion_plan *p) {
 
 static status print_text(const chain *c, const plan_program *p) {
     TRY(print_line(&p->plan));
-    TRY(print_kernels(c, p));
+    print_kernels(c, p);
     print_segments(p);
     print_codes(c, p);
     return OK;
@@ -172,10 +163,8 @@ static void write_kernel(json_writer *w, const chain *c, const plan_kernel *k) {
 }
 
 static status print_json(const chain *c, const plan_program *p) {
-    char bits[PLAN_BITS + 1];
     json_writer *w = json_line_open();
-    plan_bits(p->plan.value, bits);
-    JSON_FIELDS(w, FIELD("value", p->plan.value), FIELD("bits", bits),
+    JSON_FIELDS(w, FIELD("value", p->plan.value), FIELD("bits", show_plan(p->plan.value)),
                 FIELD("canonical", plan_canonical(c, p->plan.value)), FIELD("layer", c->name),
                 FIELD("bit0", p->plan.wants_hand_written),
                 FIELD("hand_written", plan_uses_hand_written(c, p->plan.value)));
@@ -249,7 +238,6 @@ static status show(const show_args *a, const char *text) {
 static status plan_show(int argc, char **argv) {
     show_args a = {.layer = PLAN_ARGS};
     const char *text;
-    int n;
     const arg_option options[] = {
         PLAN_LAYER_OPTIONS(&a.layer),
         OPT_TEXT("--svg", &a.svg, "FILE",
@@ -269,7 +257,7 @@ static status plan_show(int argc, char **argv) {
         .min_positional = 1,
         .notes = "The first line is VALUE BIT0 SEGMENTS START END ..., with operators counted from "
                  "1. docs/plans.md explains plans."};
-    ARGS_PARSE(&spec, &text, &n);
+    ARGS_PARSE(&spec, &text, NULL);
     return show(&a, text);
 }
 
@@ -349,10 +337,9 @@ static const char *row_name(const kernel_row *row) {
 /* "  71 % of 4.1 TB/s of copies, 12 % of 700000 GFLOP/s of products" */
 static void print_shares(const kernel_row *row, const target_peak *peak) {
     double bytes = row->bytes / row->ms * 1e3, flops = row->flops / row->ms * 1e3;
-    char text[32];
     if (peak->bytes_per_s <= 0) return;
-    human_bytes(text, sizeof text, peak->bytes_per_s);
-    printf("        %.0f %% of %s/s of copies", 100 * bytes / peak->bytes_per_s, text);
+    printf("        %.0f %% of %s/s of copies", 100 * bytes / peak->bytes_per_s,
+           show_bytes(peak->bytes_per_s));
     if (flops > 0)
         printf(", %.0f %% of %.0f GFLOP/s of products", 100 * flops / peak->flop_per_s,
                peak->flop_per_s * 1e-9);
@@ -361,14 +348,9 @@ static void print_shares(const kernel_row *row, const target_peak *peak) {
 
 static void print_row(const chain *c, const kernel_row *row, int number) {
     const plan_kernel *k = row->k;
-    char bytes[32];
-    human_bytes(bytes, sizeof bytes, row->bytes);
     printf("%6d  %2d-%-2d  %-23s", number, k->first + 1, k->last + 1, row_name(row));
-    printf("%10.4f  %9s  %8.2f  %8.1f   ", row->ms, bytes, row->bytes / row->ms / 1e6,
-           row->flops / row->ms / 1e6);
-    for (int op = k->first; op <= k->last; op++)
-        printf("%s%s", op > k->first ? " + " : "", c->op[op].name);
-    printf("\n");
+    printf("%10.4f  %9s  %8.2f  %8.1f   %s\n", row->ms, show_bytes(row->bytes),
+           row->bytes / row->ms / 1e6, row->flops / row->ms / 1e6, show_operators(c, k));
 }
 
 /* What a profiler says of a launch, as far as the compiler and the driver know it. */
@@ -399,7 +381,6 @@ static void print_report(const kernel_row *row, int number) {
 
 static void print_run_text(const plan_rig *g, const run_args *a, const run_result *r) {
     show_style style = show_stdout_style();
-    char bytes[32];
     printf("\n%s%6s  %-5s  %-23s%10s  %9s  %8s  %8s   %s%s\n", style.bold, "kernel", "ops",
            "template", "ms", "bytes", "GB/s", "GFLOP/s", "computes", style.plain);
     for (int i = 0; i < r->program.n_kernels; i++)
@@ -409,9 +390,9 @@ static void print_run_text(const plan_rig *g, const run_args *a, const run_resul
         print_report(&r->row[i], i + 1);
         print_shares(&r->row[i], &r->peak);
     }
-    human_bytes(bytes, sizeof bytes, r->bytes);
     printf("\ntime %.4f ms, %lld launches, %s, error %.2e (allowed %.2e)\n", r->ms,
-           (long long)(r->program.n_kernels * a->layers), bytes, r->error.found, r->error.allowed);
+           (long long)(r->program.n_kernels * a->layers), show_bytes(r->bytes), r->error.found,
+           r->error.allowed);
 }
 
 static void write_row(json_writer *w, const run_args *a, const kernel_row *row,
@@ -463,20 +444,17 @@ static void take_shape(plan_args *a, const plan_file *f) {
 static status run(const run_args *a, const plan_file *file) {
     plan_rig g;
     run_result result;
-    buf what = {0};
     status st = plan_rig_open(&g, &a->common);
     if (st == OK && file->layer[0] != '\0') st = plan_file_apply(file, g.r);
     if (st == OK) st = measure(g.r, a, file->value, &result);
     if (st == OK && a->has_report) st = target_peak_measure(g.t, &result.peak);
-    if (st == OK) st = plan_rig_text(&g, &a->common, &what);
     if (st == OK && a->is_json) st = print_run_json(&g, a, &result);
     if (st == OK && !a->is_json) {
         st = print_line(&result.program.plan);
-        printf("%s\n", buf_str(&what));
+        printf("%s\n", show_rig(&g, &a->common));
         print_run_text(&g, a, &result);
     }
     plan_rig_close(&g);
-    buf_fini(&what);
     return st;
 }
 
@@ -529,35 +507,25 @@ static void print_traverse_text(const traverse_args *a, const traverse_summary *
            (long long)s->n_values, (long long)s->n_programs, (long long)s->n_failed,
            s->largest_error, s->allowed);
     if (a->o.rounds == 0 || s->n_failed == s->n_programs) return;
-    char fastest[PLAN_BITS + 1], slowest[PLAN_BITS + 1];
-    plan_bits(s->fastest.value, fastest);
-    plan_bits(s->slowest.value, slowest);
-    printf("fastest %d = %s  %.4f ms\nslowest %d = %s  %.4f ms\n", s->fastest.value, fastest,
-           s->fastest.ms, s->slowest.value, slowest, s->slowest.ms);
+    printf("fastest %d = %s  %.4f ms\nslowest %d = %s  %.4f ms\n", s->fastest.value,
+           show_plan(s->fastest.value), s->fastest.ms, s->slowest.value,
+           show_plan(s->slowest.value), s->slowest.ms);
     printf("median %.4f ms, slowest / fastest %.2f\n", s->median_ms, s->slowest.ms / s->fastest.ms);
 }
 
 static status print_traverse_json(const traverse_summary *s) {
-    json_writer *w = json_line_open();
-    JSON_FIELDS(w, FIELD("plans", s->n_values), FIELD("programs", s->n_programs),
-                FIELD("wrong", s->n_failed), FIELD("largest_error", s->largest_error),
-                FIELD("allowed", s->allowed), FIELD("fastest", s->fastest.value),
-                FIELD("fastest_ms", s->fastest.ms), FIELD("slowest", s->slowest.value),
-                FIELD("slowest_ms", s->slowest.ms), FIELD("median_ms", s->median_ms));
-    return json_line_print();
+    return JSON_LINE(FIELD("plans", s->n_values), FIELD("programs", s->n_programs),
+                     FIELD("wrong", s->n_failed), FIELD("largest_error", s->largest_error),
+                     FIELD("allowed", s->allowed), FIELD("fastest", s->fastest.value),
+                     FIELD("fastest_ms", s->fastest.ms), FIELD("slowest", s->slowest.value),
+                     FIELD("slowest_ms", s->slowest.ms), FIELD("median_ms", s->median_ms));
 }
 
 static status traverse_on(const plan_rig *g, traverse_args *a) {
     traverse_summary s;
-    buf what = {0};
-    status st = plan_rig_text(g, &a->common, &what);
-    if (st == OK)
-        st = buf_printf(&what, ", plans %d to %d, seed %lld", a->o.from, a->o.to,
-                        (long long)a->common.seed);
-    a->o.header = buf_str(&what);
-    if (st == OK) st = traverse_run(g->r, &a->o, &s);
-    buf_fini(&what);
-    if (st != OK) return st;
+    a->o.header = show_printf("%s, plans %d to %d, seed %lld", show_rig(g, &a->common), a->o.from,
+                              a->o.to, (long long)a->common.seed);
+    TRY(traverse_run(g->r, &a->o, &s));
     if (a->is_json)
         TRY(print_traverse_json(&s));
     else

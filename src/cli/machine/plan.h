@@ -62,5 +62,8 @@ typedef struct plan_rig {
     plan_runner *r;
 } plan_rig;
 
+/* The 16 bits of a plan, as show_printf gives them. */
+const char *show_plan(uint16_t value);
+
 status plan_rig_open(plan_rig *g, const plan_args *a);
 void plan_rig_close(plan_rig *g); /* a failed open too */

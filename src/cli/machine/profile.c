@@ -85,21 +85,16 @@ static void put_spans(json_writer *j, const recorder *r, lanes *l, uint64_t shor
 }
 
 static void put_names(json_writer *j, const recorder *r, const lanes *l) {
-    char text[64];
     json_key_array(j, "names");
     for (size_t i = 0; i < r->names.n; i++)
         json_string(j, recorder_text(r, i));
     json_array_close(j);
     json_key_array(j, "lanes");
-    for (int i = 0; i < l->n_threads; i++) {
-        snprintf(text, sizeof text, "thread %d", i);
-        json_string(j, text);
-    }
+    for (int i = 0; i < l->n_threads; i++)
+        json_string(j, show_printf("thread %d", i));
     json_string(j, "CUDA calls");
-    for (int i = 0; i < l->n_gpu; i++) {
-        snprintf(text, sizeof text, "GPU %d stream %d", l->gpu[i].device, l->gpu[i].stream);
-        json_string(j, text);
-    }
+    for (int i = 0; i < l->n_gpu; i++)
+        json_string(j, show_printf("GPU %d stream %d", l->gpu[i].device, l->gpu[i].stream));
     json_array_close(j);
 }
 
@@ -238,8 +233,7 @@ static status profile_page_write(const profile *p, const char *path) {
 /* A table without rows has no file; one of an earlier profile is removed. */
 static status write_csv(const char *folder, const char *name, const buf *text) {
     char path[SHOW_PATH_BYTES];
-    if (snprintf(path, sizeof path, "%s/%s.csv", folder, name) >= (int)sizeof path)
-        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(path_join(path, sizeof path, folder, show_printf("%s.csv", name)));
     if (text->n_bytes > 0) return page_save(text, path);
     return unlink(path) == 0 || errno == ENOENT ? OK : fail_errno("%s", path);
 }
@@ -356,18 +350,17 @@ static status tell_idle(const profile *p) {
 /* trace.json, or what torch.profiler.tensorboard_trace_handler calls it: the worker, and the time,
  * by which the plugin puts traces of one worker in order. */
 static status write_trace(const profile *p, const profile_view *v, uint16_t cycle) {
-    char host[256] = "localhost", name[512], path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    char host[256] = "localhost", path[SHOW_PATH_BYTES];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     gethostname(host, sizeof host - 1);
+    const char *name = cycle > 0 ? show_printf("trace-%d.json", cycle + 1) : "trace.json";
     if (v->is_tensorboard)
-        snprintf(name, sizeof name, "%s_%ld.%lld%09ld.pt.trace.json", host, (long)getpid(),
-                 (long long)now.tv_sec, now.tv_nsec);
-    else
-        snprintf(name, sizeof name, cycle > 0 ? "trace-%d.json" : "trace.json", cycle + 1);
+        name = show_printf("%s_%ld.%lld%09ld.pt.trace.json", host, (long)getpid(),
+                           (long long)now.tv_sec, now.tv_nsec);
     TRY(path_join(path, sizeof path, v->out, name));
     TRY(trace_write(p, cycle, v->is_tensorboard, path));
-    log_info("%s   for %s; every table is beside it as csv", show_path(shown, path),
+    log_info("%s   for %s; every table is beside it as csv", show_path(path),
              v->is_tensorboard ? "tensorboard --logdir (with the package torch-tb-profiler)"
                                : "chrome://tracing or ui.perfetto.dev");
     return OK;
@@ -385,7 +378,7 @@ static status write_traces(const profile *p, const profile_view *v) {
         st = write_trace(p, v, (uint16_t)cycle);
     /* An earlier profile may have had more cycles. */
     for (int i = last + 2; st == OK && !v->is_tensorboard && i <= MAX_TRACES; i++)
-        if (snprintf(path, sizeof path, "%s/trace-%d.json", v->out, i) < (int)sizeof path)
+        if (path_join(path, sizeof path, v->out, show_printf("trace-%d.json", i)) == OK)
             (void)unlink(path);
     if (last >= MAX_TRACES)
         log_warn("only the first %d of %d cycles have a trace; --repeat ends after fewer",
@@ -394,7 +387,7 @@ static status write_traces(const profile *p, const profile_view *v) {
 }
 
 status profile_show(const profile *p, const profile_view *v) {
-    char path[SHOW_PATH_BYTES], shown[SHOW_PATH_BYTES];
+    char path[SHOW_PATH_BYTES];
     TRY(folder_create(v->out, NULL));
     for (int i = 0; i < N_TABLES; i++)
         TRY(show_table(p, i, v));
@@ -405,7 +398,7 @@ status profile_show(const profile *p, const profile_view *v) {
     TRY(write_traces(p, v));
     TRY(path_join(path, sizeof path, v->out, "report.html"));
     TRY(profile_page_write(p, path));
-    log_info("%s   timeline, tables and idle gaps in one page", show_path(shown, path));
+    log_info("%s   timeline, tables and idle gaps in one page", show_path(path));
     return OK;
 }
 

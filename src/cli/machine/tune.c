@@ -170,11 +170,10 @@ static status print_quality(const plan_times *t, double median, uint64_t seed, b
     if (is_validated) TRY(cost_model_validate(t->item, t->n, seed, &q));
     if (is_json) {
         json_writer *w = json_line_open();
-        json_key_int(w, "plans", (int64_t)t->n);
-        json_key_double(w, "median", median);
-        if (is_validated) json_key_double(w, "mae", q.mae);
-        if (is_validated) json_key_double(w, "rmse", q.rmse);
-        if (is_validated) json_key_double(w, "rank_correlation", q.spearman);
+        JSON_FIELDS(w, FIELD("plans", t->n), FIELD("median", median));
+        if (is_validated)
+            JSON_FIELDS(w, FIELD("mae", q.mae), FIELD("rmse", q.rmse),
+                        FIELD("rank_correlation", q.spearman));
         return json_line_print();
     }
     printf("%zu plans, median %.6g\n", t->n, median);
@@ -203,7 +202,6 @@ static status tune_fit(int argc, char **argv) {
     const char *out = NULL, *path;
     int64_t seed = 1;
     bool is_json = false;
-    int n;
     const arg_option options[] = {
         OPT_TEXT("--out", &out, "MODEL", "File to write the model to."),
         OPT_INT("--seed", &seed, "N", 0, INT64_MAX,
@@ -216,7 +214,7 @@ static status tune_fit(int argc, char **argv) {
                                       "per plan, and report how well it predicts unseen plans.",
                            .options = options,
                            .min_positional = 1};
-    ARGS_PARSE(&spec, &path, &n);
+    ARGS_PARSE(&spec, &path, NULL);
     if (out == NULL) return fail(ERR_USAGE, "--out MODEL is missing");
     TRY(sink_check_file("--out", out));
     return fit(path, out, (uint64_t)seed, is_json);
@@ -345,12 +343,10 @@ typedef struct found_plan {
 
 static void write_plan(json_writer *w, const source *s, const tune_args *a, const found_plan *f) {
     const chain_shape *shape = &a->common.shape;
-    char bits[PLAN_BITS + 1];
-    plan_bits(f->best.value, bits);
     JSON_FIELDS(w, FIELD("kind", "hstu fusion plan"), FIELD("version", 1),
-                FIELD("layer", s->c->name), FIELD("value", f->best.value), FIELD("bits", bits),
-                FIELD("ms", f->best.ms), FIELD("search", f->search),
-                FIELD("measured", f->n_measured),
+                FIELD("layer", s->c->name), FIELD("value", f->best.value),
+                FIELD("bits", show_plan(f->best.value)), FIELD("ms", f->best.ms),
+                FIELD("search", f->search), FIELD("measured", f->n_measured),
                 FIELD("mask", s->rig.p != NULL ? s->key.mask : a->common.mask),
                 FIELD("batch", shape->n_sequences), FIELD("length", shape->max_len),
                 FIELD("heads", shape->n_heads), FIELD("dim", shape->dim_head));
@@ -470,15 +466,13 @@ static void print_exact(const exact_result *e) {
 }
 
 static status tell(source *s, const tune_args *a, const found_plan *f) {
-    char bits[PLAN_BITS + 1];
     if (a->is_json) {
         TRY(keep_plan(s, a, f));
         write_plan(json_line_open(), s, a, f);
         return json_line_print();
     }
-    plan_bits(f->best.value, bits);
-    printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value, bits,
-           f->best.ms, f->n_measured);
+    printf("%s: plan %d = %s, %.4f ms, after %zu measurements\n", f->search, f->best.value,
+           show_plan(f->best.value), f->best.ms, f->n_measured);
     if (f->exact != NULL) print_exact(f->exact);
     TRY(keep_plan(s, a, f));
     if (a->out != NULL) printf("kept as %s\n", a->out);

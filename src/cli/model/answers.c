@@ -80,10 +80,9 @@ static status table_columns(answers *a) {
 }
 
 static status begin_table(answers *a, const char *note) {
-    char id[SHOW_BYTES];
     if (a->heading == NULL)
         TRY(buf_printf(&a->line, "%s%c%s %s%s", a->style.bold, a->subject[0] - 'a' + 'A',
-                       a->subject + 1, show_text(id, buf_str(&a->id), a->id.n_bytes, ID_WIDTH * 4),
+                       a->subject + 1, show_text(buf_str(&a->id), a->id.n_bytes, ID_WIDTH * 4),
                        a->style.plain));
     else
         TRY(buf_printf(&a->line, "%s%s%s", a->style.bold, a->heading, a->style.plain));
@@ -154,23 +153,19 @@ status answers_find_title(answers *a, uint32_t item) {
 
 /* Without a title, an id that is text has all of the line's room. */
 static status put_id_alone(answers *a, buf *to, uint64_t place) {
-    char id[SHOW_BYTES];
     int width = 8 + 2 + title_width(a);
-    show_text(id, buf_str(&a->id), a->id.n_bytes, width);
     TRY(buf_printf(to, "  %5" PRIu64 "  ", place));
-    return put_padded(to, id, width);
+    return put_padded(to, show_text(buf_str(&a->id), a->id.n_bytes, width), width);
 }
 
 status answers_put_item(answers *a, buf *to, uint64_t place, uint32_t item) {
-    char id[SHOW_BYTES], title[SHOW_BYTES];
     TRY(seq_item_name(a->data, item, &a->id));
     TRY(answers_find_title(a, item));
     if (a->data->has_text_items && a->text.n_bytes == 0) return put_id_alone(a, to, place);
-    show_text(id, buf_str(&a->id), a->id.n_bytes, ID_WIDTH);
-    show_text(title, buf_str(&a->text), a->text.n_bytes, title_width(a));
-    int n = show_columns(id);
+    const char *id = show_text(buf_str(&a->id), a->id.n_bytes, ID_WIDTH);
+    int n = show_columns(id), width = title_width(a);
     TRY(buf_printf(to, "  %5" PRIu64 "  %*s%s  ", place, n < 8 ? 8 - n : 0, "", id));
-    return put_padded(to, title, title_width(a));
+    return put_padded(to, show_text(buf_str(&a->text), a->text.n_bytes, width), width);
 }
 
 static status item_table(answers *a, uint32_t item, const float *values) {

@@ -415,7 +415,6 @@ static status print_json(const service *v, const user_result *r, buf *id) {
 }
 
 static status print_items(const service *v, const user_result *r) {
-    char id[SHOW_BYTES], title[SHOW_BYTES];
     buf text = {0};
     status st = OK;
     printf("\n  Scores at eps %g:\n", v->a->eps[0]);
@@ -423,12 +422,12 @@ static status print_items(const service *v, const user_result *r) {
         const certified_item *c = &r->list[i];
         buf_clear(&text);
         st = seq_item_name(v->s->data, c->item, &text);
-        show_text(id, buf_str(&text), text.n_bytes, 16);
+        const char *id = show_text(buf_str(&text), text.n_bytes, 16);
         buf_clear(&text);
         if (st == OK && seq_has_title(v->s->data, c->item))
             st = seq_item_title(v->s->data, c->item, &text);
         printf("  %4d  %8s  %8.5f  in %.5f .. %.5f  %s\n", i + 1, id, c->score, r->range[i][0][0],
-               r->range[i][0][1], show_text(title, buf_str(&text), text.n_bytes, 40));
+               r->range[i][0][1], show_text(buf_str(&text), text.n_bytes, 40));
     }
     buf_fini(&text);
     return st;
@@ -460,9 +459,8 @@ static void print_replaced(const service *v) {
 }
 
 static status print_table(const service *v) {
-    char count[SHOW_BYTES];
-    printf("%s user%s, lists of %" PRId64 ", moved: %s\n\n", show_count(count, v->n),
-           v->n == 1 ? "" : "s", v->a->k, v->a->items);
+    printf("%s user%s, lists of %" PRId64 ", moved: %s\n\n", show_count(v->n), v->n == 1 ? "" : "s",
+           v->a->k, v->a->items);
     printf("  %10s  %30s   %30s\n  %10s  %10s %9s %9s   %10s %9s %9s\n", "", "best item", "list",
            "eps", "unchanged", "changed", "unknown", "unchanged", "changed", "unknown");
     for (int e = 0; e < v->a->n_eps; e++) {

@@ -5,14 +5,7 @@
 #include "train/report/bootstrap.h"
 #include "train/report/report.h"
 
-enum {
-    MAX_RUNS = 16,
-    CELL_BYTES = 64,
-    KEY_WIDTH = 34,
-    MAX_WIDTH = 24,
-    MIN_WIDTH = 18,
-    NOTE_BYTES = 800
-};
+enum { MAX_RUNS = 16, KEY_WIDTH = 34, MAX_WIDTH = 24, MIN_WIDTH = 18 };
 
 typedef struct comparison {
     run_facts *runs;         /* (n) */
@@ -36,40 +29,34 @@ static int cell_width(const comparison *c) {
     return width > MAX_WIDTH ? MAX_WIDTH : (int)width;
 }
 
-static status write_row(comparison *c, const char *name, char cell[][CELL_BYTES]) {
-    char text[SHOW_BYTES];
+/* A row of the table, or its heading. */
+static status write_cells(comparison *c, bool is_head, const char *name, const char *const *cell) {
+    show_style style = is_head ? show_stdout_style() : (show_style){"", "", "", ""};
+    const char *tag = is_head ? "th" : "td";
     int width = cell_width(c);
     if (c->is_html) {
         TRY(buf_text(&c->page, "<tr>"));
-        TRY(page_text(&c->page, name, "td"));
+        TRY(page_text(&c->page, name, tag));
         for (int i = 0; i < c->n; i++)
-            TRY(page_text(&c->page, cell[i], "td"));
+            TRY(page_text(&c->page, cell[i], tag));
         return buf_text(&c->page, "</tr>\n");
     }
-    printf("  %-*s", KEY_WIDTH, show_text(text, name, strlen(name), KEY_WIDTH));
+    printf("%s  %-*s", style.bold, KEY_WIDTH, show_text(name, strlen(name), KEY_WIDTH));
     for (int i = 0; i < c->n; i++)
-        printf(" %*s", width, show_text(text, cell[i], strlen(cell[i]), width));
-    printf("\n");
+        printf(" %*s", width, show_text(cell[i], strlen(cell[i]), width));
+    printf("%s\n", style.plain);
     return OK;
 }
 
+static status write_row(comparison *c, const char *name, const char *const *cell) {
+    return write_cells(c, false, name, cell);
+}
+
 static status write_heading(comparison *c, const char *name) {
-    char text[SHOW_BYTES];
-    show_style style = show_stdout_style();
-    if (c->is_html) {
-        TRY(buf_text(&c->page, "<tr>"));
-        TRY(page_text(&c->page, name, "th"));
-        for (int i = 0; i < c->n; i++)
-            TRY(page_text(&c->page, short_name(c->runs[i].run), "th"));
-        return buf_text(&c->page, "</tr>\n");
-    }
-    printf("%s  %-*s", style.bold, KEY_WIDTH, name);
-    for (int i = 0; i < c->n; i++) {
-        const char *run = short_name(c->runs[i].run);
-        printf(" %*s", cell_width(c), show_text(text, run, strlen(run), cell_width(c)));
-    }
-    printf("%s\n", style.plain);
-    return OK;
+    const char *cell[MAX_RUNS];
+    for (int i = 0; i < c->n; i++)
+        cell[i] = short_name(c->runs[i].run);
+    return write_cells(c, true, name, cell);
 }
 
 static const char *const fact_names[] = {"model",
@@ -85,29 +72,28 @@ static const char *const fact_names[] = {"model",
                                          "figures are of the part"};
 enum { N_FACTS = sizeof fact_names / sizeof *fact_names };
 
-/* The facts of run i, in the order of their names. */
-static void list_facts(const run_facts *f, int i, char cell[N_FACTS][MAX_RUNS][CELL_BYTES]) {
-    const run_history *h = &f->history;
-    int k = 0;
-    snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "model"));
-    human_count(cell[k++][i], CELL_BYTES, history_number(h->start, "parameters"));
-    snprintf(cell[k++][i], CELL_BYTES, "%.60s", history_text(h->start, "split"));
-    double n_sample = history_number(h->start, "eval_users");
-    snprintf(cell[k++][i], CELL_BYTES, n_sample > 0 ? "sample of %.0f" : "all", n_sample);
-    snprintf(cell[k++][i], CELL_BYTES, "%s", f->status);
-    snprintf(cell[k++][i], CELL_BYTES, "%.0f", h->n > 0 ? h->step[h->n - 1] : 0);
-    snprintf(cell[k++][i], CELL_BYTES, isfinite(h->best_step) ? "step %.0f" : "-", h->best_step);
-    human_duration(cell[k++][i], CELL_BYTES, f->seconds);
-    human_bytes(cell[k++][i], CELL_BYTES, (double)f->bytes);
-    double loss = history_last(h->loss, h->n);
-    snprintf(cell[k++][i], CELL_BYTES, isfinite(loss) ? "%.4f" : "-", loss);
-    snprintf(cell[k++][i], CELL_BYTES, "%s", run_facts_part(f));
-}
-
 static status write_facts(comparison *c) {
-    char cell[N_FACTS][MAX_RUNS][CELL_BYTES];
-    for (int i = 0; i < c->n; i++)
-        list_facts(&c->runs[i], i, cell);
+    const char *cell[N_FACTS][MAX_RUNS];
+    for (int i = 0; i < c->n; i++) {
+        const run_facts *f = &c->runs[i];
+        const run_history *h = &f->history;
+        double n_sample = history_number(h->start, "eval_users"),
+               loss = history_last(h->loss, h->n);
+        const char *const facts[N_FACTS] = {
+            show_printf("%.60s", history_text(h->start, "model")),
+            show_rounded(history_number(h->start, "parameters")),
+            show_printf("%.60s", history_text(h->start, "split")),
+            n_sample > 0 ? show_printf("sample of %.0f", n_sample) : "all",
+            f->status,
+            show_printf("%.0f", h->n > 0 ? h->step[h->n - 1] : 0),
+            isfinite(h->best_step) ? show_printf("step %.0f", h->best_step) : "-",
+            show_duration(f->seconds),
+            show_bytes((double)f->bytes),
+            isfinite(loss) ? show_printf("%.4f", loss) : "-",
+            run_facts_part(f)};
+        for (int k = 0; k < N_FACTS; k++)
+            cell[k][i] = facts[k];
+    }
     for (int k = 0; k < N_FACTS; k++)
         TRY(write_row(c, fact_names[k], cell[k]));
     return OK;
@@ -121,14 +107,11 @@ static bool is_repeated(const comparison *c, int run, const char *name) {
 }
 
 static status write_metric(comparison *c, const char *name) {
-    char cell[MAX_RUNS][CELL_BYTES];
+    const char *cell[MAX_RUNS];
     if (!is_repeated(c, c->n, name)) return OK; /* it says nothing in any run */
     for (int i = 0; i < c->n; i++) {
         double value = run_facts_metric(&c->runs[i], name);
-        if (isfinite(value))
-            snprintf(cell[i], CELL_BYTES, "%.4f", value);
-        else
-            snprintf(cell[i], CELL_BYTES, "-");
+        cell[i] = isfinite(value) ? show_printf("%.4f", value) : "-";
     }
     return write_row(c, name, cell);
 }
@@ -187,9 +170,9 @@ static status each_difference(comparison *c, status (*fn)(comparison *c, const c
 }
 
 static status write_difference(comparison *c, const char *key) {
-    char cell[MAX_RUNS][CELL_BYTES];
+    const char *cell[MAX_RUNS];
     for (int i = 0; i < c->n; i++)
-        snprintf(cell[i], CELL_BYTES, "%.60s", option_of(c, i, key));
+        cell[i] = show_printf("%.60s", option_of(c, i, key));
     return write_row(c, key, cell);
 }
 
@@ -225,16 +208,15 @@ static const char *verdict(const char *name, bootstrap_bounds b) {
 
 /* Two rows: the difference from the first run, and what 95 % of its replicates lie between. */
 static status write_pairs(comparison *c, const char *name) {
-    char cell[2][MAX_RUNS][CELL_BYTES];
+    const char *cell[2][MAX_RUNS];
     bool has_any = false;
     for (int i = 0; i < c->n; i++) {
         double difference;
         bootstrap_bounds b;
-        snprintf(cell[0][i], CELL_BYTES, "-");
-        snprintf(cell[1][i], CELL_BYTES, "-");
+        cell[0][i] = cell[1][i] = "-";
         if (i == 0 || !compare_pairs(c, i, name, &difference, &b)) continue;
-        snprintf(cell[0][i], CELL_BYTES, "%+.4f %s", difference, verdict(name, b));
-        snprintf(cell[1][i], CELL_BYTES, "[%+.4f, %+.4f]", b.low, b.high);
+        cell[0][i] = show_printf("%+.4f %s", difference, verdict(name, b));
+        cell[1][i] = show_printf("[%+.4f, %+.4f]", b.low, b.high);
         has_any = true;
     }
     if (!has_any) return OK;
@@ -258,41 +240,35 @@ static const struct {
      "--window N' leaves out the items of the last N events"},
 };
 
-static const char *protocol_text(const run_facts *f, protocol_member k, char text[CELL_BYTES]) {
+static const char *protocol_text(const run_facts *f, protocol_member k) {
     const json_value *start = f->history.start;
     const json_value *p = start != NULL ? json_member(start, "protocol") : NULL;
     double n_items = history_number(p, "catalogue");
     if (k == BY_PART) return run_facts_part(f);
     if (k == BY_ACTIONS && history_text(p, "target_actions")[0] == '\0') return "all";
     if (k != BY_CATALOGUE) return history_text(p, protocol_members[k].key);
-    text[0] = '\0';
-    if (isfinite(n_items)) snprintf(text, CELL_BYTES, "%.0f", n_items);
-    return text;
+    return isfinite(n_items) ? show_printf("%.0f", n_items) : "";
 }
 
 /* Figures of different protocols are different quantities: says which member differs, and what to
  * do.  NULL: none does. */
-static const char *protocol_difference(const comparison *c, char note[NOTE_BYTES]) {
-    char room[2][CELL_BYTES];
+static const char *protocol_difference(const comparison *c) {
     for (int i = 1; i < c->n; i++)
         for (protocol_member k = 0; k < N_BY; k++) {
-            const char *a = protocol_text(&c->runs[0], k, room[0]);
-            const char *b = protocol_text(&c->runs[i], k, room[1]);
+            const char *a = protocol_text(&c->runs[0], k), *b = protocol_text(&c->runs[i], k);
             bool is_known = k != BY_CATALOGUE || (a[0] != '\0' && b[0] != '\0');
             if (!is_known || strcmp(a, b) == 0) continue;
-            snprintf(note, NOTE_BYTES,
-                     "The runs differ in the %s, so their metrics are different quantities and "
-                     "cannot be compared: %.60s has \"%.100s\", %.60s has \"%.100s\"; %s.",
-                     protocol_members[k].name, short_name(c->runs[0].run), a,
-                     short_name(c->runs[i].run), b, protocol_members[k].remedy);
-            return note;
+            return show_printf(
+                "The runs differ in the %s, so their metrics are different quantities and "
+                "cannot be compared: %.60s has \"%.100s\", %.60s has \"%.100s\"; %s.",
+                protocol_members[k].name, short_name(c->runs[0].run), a, short_name(c->runs[i].run),
+                b, protocol_members[k].remedy);
         }
     return NULL;
 }
 
 static bool is_comparable(const comparison *c) {
-    char note[NOTE_BYTES];
-    return protocol_difference(c, note) == NULL;
+    return protocol_difference(c) == NULL;
 }
 
 /* The metrics whose differences are shown. */
@@ -360,11 +336,10 @@ static status write_charts(comparison *c) {
 }
 
 static status write_page(comparison *c, const char *path) {
-    char note[NOTE_BYTES];
     c->is_html = true;
     TRY(page_open(&c->page, "hstu compare"));
     TRY(buf_text(&c->page, "<h1>Runs side by side</h1>\n"));
-    if (!is_comparable(c)) TRY(page_text(&c->page, protocol_difference(c, note), "p"));
+    if (!is_comparable(c)) TRY(page_text(&c->page, protocol_difference(c), "p"));
     TRY(buf_text(&c->page, "<table>\n"));
     TRY(write_tables(c));
     TRY(buf_text(&c->page, "</table>\n"));
@@ -398,7 +373,6 @@ static status print_json(const comparison *c) {
 }
 
 static status compare(comparison *c, const char *const *paths, const char *out, bool is_json) {
-    char note[NOTE_BYTES];
     for (int i = 0; i < c->n; i++)
         TRY(run_facts_read(&c->runs[i], paths[i]));
     for (int i = 0; i < c->n; i++)
@@ -407,7 +381,7 @@ static status compare(comparison *c, const char *const *paths, const char *out, 
         TRY(print_json(c));
     else
         TRY(write_tables(c));
-    if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", protocol_difference(c, note));
+    if (!is_json && !is_comparable(c)) printf("\nNote: %s\n", protocol_difference(c));
     if (!is_json && c->has_no_pairs)
         printf(
             "\nNote: No intervals of differences: they need runs that were evaluated on the same "

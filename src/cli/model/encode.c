@@ -137,18 +137,17 @@ static status open_output(encode_job *j) {
                                  has_labels ? buf_str(&j->labels) : NULL);
 }
 
-static status picture_path(const encode_job *j, char path[PATH_BYTES]) {
-    if (snprintf(path, PATH_BYTES, "%s.svg", j->a->scores) < PATH_BYTES) return OK;
-    return fail(ERR_USAGE, "--profile-scores: the path is too long");
+static const char *picture_path(const encode_job *j) {
+    return show_printf("%s.svg", j->a->scores);
 }
 
 /* FILE gets the numbers, FILE.svg the picture.  Both are opened before the work. */
 static status open_scores(encode_job *j) {
-    char path[PATH_BYTES];
     if (j->scores == NULL) return OK;
-    TRY(picture_path(j, path));
+    if (strlen(j->a->scores) + sizeof ".svg" > SHOW_PATH_BYTES)
+        return fail(ERR_USAGE, "--profile-scores: the path is too long");
     TRY(sink_open(&j->numbers, j->a->scores));
-    return sink_open(&j->picture, path);
+    return sink_open(&j->picture, picture_path(j));
 }
 
 static status write_scores(encode_job *j) {
@@ -163,23 +162,20 @@ static status write_scores(encode_job *j) {
 }
 
 static status close_scores(encode_job *j, status st) {
-    char path[PATH_BYTES];
     if (st == OK && j->scores != NULL) st = write_scores(j);
     st = sink_close(&j->numbers, st);
     st = sink_close(&j->picture, st);
-    if (st != OK || j->scores == NULL) return st;
-    TRY(picture_path(j, path));
-    log_info("attention weights of every head: %s, and a picture: %s", j->a->scores, path);
-    return OK;
+    if (st == OK && j->scores != NULL)
+        log_info("attention weights of every head: %s, and a picture: %s", j->a->scores,
+                 picture_path(j));
+    return st;
 }
 
 static void tell(const encode_job *j, uint64_t start_ns) {
     double seconds = (double)(clock_ns() - start_ns) * 1e-9;
-    char rate[32];
-    human_count(rate, sizeof rate, (double)j->n_tokens / (seconds > 0 ? seconds : 1));
     log_info("%" PRIu64 " sequence%s, %" PRIu64 " token%s in %.1f s (%s tokens/s)", j->n_sequences,
              j->n_sequences == 1 ? "" : "s", j->n_tokens, j->n_tokens == 1 ? "" : "s", seconds,
-             rate);
+             show_rounded((double)j->n_tokens / (seconds > 0 ? seconds : 1)));
 }
 
 static status run_job(encode_job *j) {
@@ -201,11 +197,10 @@ static status run_job(encode_job *j) {
 
 static void tell_model(const encoder *e, const char *folder, act_type act) {
     const encoder_config *c = encoder_config_of(e);
-    char path[SHOW_PATH_BYTES], count[32];
-    human_count(count, sizeof count, (double)encoder_n_parameters(e));
     log_info("%s: %s, %d layers, width %d, %d heads, %s parameters, up to %d tokens%s",
-             show_path(path, folder), encoder_family_name(c->family), c->n_layers, c->dim,
-             c->n_heads, count, encoder_max_len(c), encoder_has_pooler(e) ? "" : ", no pooler");
+             show_path(folder), encoder_family_name(c->family), c->n_layers, c->dim, c->n_heads,
+             show_rounded((double)encoder_n_parameters(e)), encoder_max_len(c),
+             encoder_has_pooler(e) ? "" : ", no pooler");
     if (encoder_int8_error(e) > 0)
         log_info("weights in int8 with a scale for each output channel: off by %.2g of their size; "
                  "products are computed in %s",

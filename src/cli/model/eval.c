@@ -83,14 +83,11 @@ static status print_json(const report *o) {
 }
 
 static status print_text(const report *o) {
-    char folder[SHOW_PATH_BYTES], users[SHOW_BYTES], took[32], misses[EVAL_MISSES_BYTES];
-    show_style style = show_stdout_style();
+    char misses[EVAL_MISSES_BYTES];
     protocol p = protocol_of(o);
-    human_duration(took, sizeof took, o->r.seconds);
-    printf("%s%s%s at step %" PRIu64 "%s: %s users, %s\n\n", style.bold,
-           show_path(folder, o->t->folder), style.plain, o->t->origin.step,
-           checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
-           show_count(users, (uint64_t)o->r.n_users), took);
+    printf("%s at step %" PRIu64 "%s: %s users, %s\n\n", show_bold(show_path(o->t->folder)),
+           o->t->origin.step, checkpoint_is_best(o->t->folder) ? " (best on validation)" : "",
+           show_count((uint64_t)o->r.n_users), show_duration(o->r.seconds));
     eval_print_metrics(&o->r, "model", o->baselines);
     if (o->r.has_gauc) printf("\n  Users with one kind of label, left out of gauc: ");
     for (int k = 0; k < o->r.n_tasks && o->r.has_gauc; k++)

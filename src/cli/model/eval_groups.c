@@ -221,10 +221,7 @@ static void print_baselines(const position_counts *baselines, const char *name) 
     if (metric_parse(&m, name, TASK_RETRIEVAL) != OK) return;
     for (int i = 0; i < N_BASELINES; i++) {
         double value = position_counts_metric(&baselines[i], &m);
-        if (isnan(value))
-            printf(" %14s", "-");
-        else
-            printf(" %14.4f", value);
+        printf(" %14s", isnan(value) ? "-" : show_printf("%.4f", value));
     }
 }
 
@@ -238,12 +235,11 @@ void eval_print_metrics(const eval_result *r, const char *what, const position_c
     printf("%s\n", style.plain);
     for (int k = 0; k < r->n; k++) {
         const eval_metric *m = &r->item[k];
-        char range[32] = "";
         has_hidden |= eval_is_beyond(r, m->name);
         /* A class that no event has has no AUC: nothing to show. */
         if (isnan(m->value) || eval_is_beyond(r, m->name)) continue;
-        if (isfinite(m->low)) snprintf(range, sizeof range, "  [%.4f, %.4f]", m->low, m->high);
-        printf("  %-14s %8.4f%-*s", m->name, m->value, width + 2 * (width > 0), range);
+        printf("  %-14s %8.4f%-*s", m->name, m->value, width + 2 * (width > 0),
+               isfinite(m->low) ? show_printf("  [%.4f, %.4f]", m->low, m->high) : "");
         if (baselines != NULL) print_baselines(baselines, m->name);
         printf("\n");
     }
@@ -273,15 +269,12 @@ void eval_groups_print(const eval_groups *g, const eval_result *all) {
         printf("  %-*s", WIDTH, g->result[0].item[shown[k]].name);
     printf("%s\n", style.plain);
     for (int i = 0; i < g->n; i++) {
-        char name[SHOW_BYTES], users[SHOW_BYTES];
-        show_text(name, g->name[i], strlen(g->name[i]), 22);
+        const char *name = show_text(g->name[i], strlen(g->name[i]), 22);
         printf("  %s%*s %9s", name, 22 - show_columns(name), "",
-               show_count(users, (uint64_t)g->result[i].n_users));
+               show_count((uint64_t)g->result[i].n_users));
         for (int k = 0; k < n; k++) {
             const eval_metric *x = &g->result[i].item[shown[k]];
-            char cell[48];
-            snprintf(cell, sizeof cell, "%.4f [%.4f, %.4f]", x->value, x->low, x->high);
-            printf("  %-*s", WIDTH, cell);
+            printf("  %-*s", WIDTH, show_printf("%.4f [%.4f, %.4f]", x->value, x->low, x->high));
         }
         printf("\n");
     }

@@ -324,14 +324,12 @@ static status write_run(const listing *l, const protocol *p) {
 }
 
 static status print(const listing *l, const protocol *p) {
-    char count[SHOW_BYTES], of[SHOW_BYTES];
-    show_style style = show_stdout_style();
     if (l->a->is_json) {
         write_line(l, p, "eval", json_line_open());
         return json_line_print();
     }
-    printf("%s%s%s: lists of %s of %s users\n\n", style.bold, l->a->file, style.plain,
-           show_count(count, l->n_lists), show_count(of, (uint64_t)l->result.n_users));
+    printf("%s: lists of %s of %s users\n\n", show_bold(l->a->file), show_count(l->n_lists),
+           show_count((uint64_t)l->result.n_users));
     eval_print_metrics(&l->result, "lists", NULL);
     return eval_print_protocol(p);
 }

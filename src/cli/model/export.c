@@ -33,11 +33,10 @@ static status end_file(embedding_file *f, status st, const export_args *a,
         embedding_file_abandon(f);
         return st;
     }
-    char path[SHOW_PATH_BYTES];
     TRY(embedding_file_commit(f));
     printf("the %s of %" PRId64 " %s, %d numbers each, in %s\n",
            rows->item != NULL ? "embeddings" : "encoded states", rows->n,
-           rows->item != NULL ? "items" : "users", rows->dim, show_path(path, a->out));
+           rows->item != NULL ? "items" : "users", rows->dim, show_path(a->out));
     return OK;
 }
 
@@ -160,7 +159,6 @@ static status export_users(const export_args *a, const char *folder) {
 
 /* The encoder and the item table: of a model on the CPU, whose weights are all float32. */
 static status export_model(const export_args *a, const char *folder) {
-    char path[SHOW_PATH_BYTES];
     bool is_apart = a->is_apart;
     work w;
     trained t;
@@ -171,8 +169,8 @@ static status export_model(const export_args *a, const char *folder) {
     if (st == OK) st = onnx_model_write(&t.session, a->out, &is_apart);
     if (st == OK)
         printf("the encoder and %" PRIu64 " items in %s%s%s%s\n", t.session.data->n_items,
-               show_path(path, a->out), is_apart ? ", weights in " : "", is_apart ? path : "",
-               is_apart ? ".data" : "");
+               show_path(a->out), is_apart ? ", weights in " : "",
+               is_apart ? show_path(a->out) : "", is_apart ? ".data" : "");
     trained_close(&t);
     work_close(&w);
     return st;
@@ -181,9 +179,7 @@ static status export_model(const export_args *a, const char *folder) {
 static status export_tables(const export_args *a, const char *folder) {
     int n;
     TRY(table_files_export(folder, a->out, &n));
-    char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
-    printf("%d table%s of %s in %s\n", n, n == 1 ? "" : "s", show_path(from, folder),
-           show_path(to, a->out));
+    printf("%d table%s of %s in %s\n", n, n == 1 ? "" : "s", show_path(folder), show_path(a->out));
     return OK;
 }
 
@@ -207,8 +203,7 @@ static status export_weights(const export_args *a, const char *folder) {
     TRY(parse_format(a->format, formats, " for weights", &format));
     TRY(checkpoint_verify(folder));
     TRY(write_weights(a, folder, (weight_format)format));
-    char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
-    printf("the weights of %s in %s\n", show_path(from, folder), show_path(to, a->out));
+    printf("the weights of %s in %s\n", show_path(folder), show_path(a->out));
     return OK;
 }
 

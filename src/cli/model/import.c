@@ -32,27 +32,24 @@ static status set_values(void *ctx, session *s) {
 }
 
 static void print_rows(const import_job *j) {
-    char rows[SHOW_BYTES], dropped[SHOW_BYTES];
     int64_t n = j->is_nvidia ? j->nvidia.n_rows : j->meta.n_rows;
     int64_t n_dropped = j->is_nvidia ? j->nvidia.n_dropped : j->meta.n_dropped;
-    printf("%s %s", show_count(rows, (uint64_t)(n - n_dropped)),
+    printf("%s %s", show_count((uint64_t)(n - n_dropped)),
            j->is_nvidia ? "rows of tables" : "items");
     if (n_dropped > 0)
         printf(" (%s rows of its table%s have ids that are not in the data%s)",
-               show_count(dropped, (uint64_t)n_dropped), j->is_nvidia ? "s" : "",
+               show_count((uint64_t)n_dropped), j->is_nvidia ? "s" : "",
                j->is_nvidia ? ", or no place" : "");
     if (j->is_nvidia && j->nvidia.n_missing > 0)
-        printf("; %s rows are not there and zero",
-               show_count(dropped, (uint64_t)j->nvidia.n_missing));
+        printf("; %s rows are not there and zero", show_count((uint64_t)j->nvidia.n_missing));
     printf("\n");
 }
 
 static void print_result(const import_job *j, const train_event *e) {
     static const char *const names[] = {"hr@10", "ndcg@10", "hr@50", "mrr", "auc", "logloss"};
-    char from[SHOW_PATH_BYTES], to[SHOW_PATH_BYTES];
-    printf("%s", show_path(from, j->args->paths[0]));
+    printf("%s", show_path(j->args->paths[0]));
     if (!j->is_nvidia && j->meta.epoch >= 0) printf(", epoch %" PRId64 ",", j->meta.epoch);
-    printf(" in %s: ", show_path(to, j->args->out));
+    printf(" in %s: ", show_path(j->args->out));
     print_rows(j);
     bool is_first = true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -126,7 +123,7 @@ static status find_checkpoint(const char *out, char folder[CHECKPOINT_PATH_BYTES
 }
 
 static status import_tables(const import_args *a) {
-    char folder[CHECKPOINT_PATH_BYTES], rows[SHOW_BYTES];
+    char folder[CHECKPOINT_PATH_BYTES];
     bool is_checkpoint = false;
     int n_tables;
     int64_t n_rows;
@@ -143,9 +140,8 @@ static status import_tables(const import_args *a) {
                                    &n_tables, &n_rows);
     work_close(&w);
     TRY(st);
-    char path[SHOW_PATH_BYTES];
     printf("%d table%s of %s rows in %s\n", n_tables, n_tables == 1 ? "" : "s",
-           show_count(rows, (uint64_t)n_rows), show_path(path, out));
+           show_count((uint64_t)n_rows), show_path(out));
     return OK;
 }
 

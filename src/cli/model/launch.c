@@ -3,8 +3,9 @@
 #include <sys/wait.h>
 
 #include "cli/cli.h"
+#include "cli/output.h"
 
-enum { MAX_STARTS = 64, MAX_RANKS = 1 << 20, NUMBER_BYTES = 16 };
+enum { MAX_STARTS = 64, MAX_RANKS = 1 << 20 };
 enum { MAX_WORDS = 1000, EXIT_USAGE = 2, EXIT_NO_PROGRAM = 127 };
 
 static volatile sig_atomic_t signalled;
@@ -68,25 +69,18 @@ static bool is_worth_another(int code) {
 /* How often to start, and with how many ranks the first time, the second, ... */
 typedef struct launch_plan {
     int64_t restarts, pause_s;
-    char ranks[MAX_STARTS][NUMBER_BYTES]; /* the last one stays; as text, in place of {} */
+    int64_t ranks[MAX_STARTS]; /* the last one stays; in place of {} */
     int n_ranks;
 } launch_plan;
-
-static status read_ranks(launch_plan *p, const char *text) {
-    int64_t n[MAX_STARTS];
-    if (text == NULL) return OK;
-    TRY(args_read_numbers("--ranks", text, MAX_RANKS, n, MAX_STARTS, &p->n_ranks));
-    for (int i = 0; i < p->n_ranks; i++)
-        snprintf(p->ranks[i], NUMBER_BYTES, "%d", (int)n[i]);
-    return OK;
-}
 
 /* The words of a start, with its number of ranks. */
 static void take_words(const char **words, const char *const *given, int n, const launch_plan *p,
                        int64_t start) {
     int64_t at = start < p->n_ranks ? start : p->n_ranks - 1;
     for (int i = 0; i < n; i++)
-        words[i] = p->n_ranks > 0 && strcmp(given[i], "{}") == 0 ? p->ranks[at] : given[i];
+        words[i] = p->n_ranks > 0 && strcmp(given[i], "{}") == 0
+                       ? show_printf("%" PRId64, p->ranks[at])
+                       : given[i];
 }
 
 static status launch(const char *const *given, int n, const launch_plan *p) {
@@ -143,7 +137,8 @@ status cmd_launch(int argc, char **argv) {
                  "launch --ranks 8,4 -- mpirun -n {} hstu train ...\n",
     };
     ARGS_PARSE(&spec, words, &n);
-    TRY(read_ranks(&plan, ranks));
+    if (ranks != NULL)
+        TRY(args_read_numbers("--ranks", ranks, MAX_RANKS, plan.ranks, MAX_STARTS, &plan.n_ranks));
     if (plan.n_ranks > 0 && !has_word(words, n, "{}"))
         return fail(ERR_USAGE, "--ranks %.60s: the command has no {} to put a number in", ranks);
     watch_signals();

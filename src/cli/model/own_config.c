@@ -30,23 +30,23 @@ typedef struct parts {
 
 /* The names of the features and the actions, or of those that a config leaves out; prep adds
  * user_id by itself to some data sets. */
-static status list_parts(buf *out, const seq_file *data, const parts *p) {
-    const char *before = "user features ";
+static const char *list_parts(const seq_file *data, const parts *p) {
+    const char *text = "", *before = "user features ";
     for (int f = 0; f < data->n_context && p->has_features; f++) {
         if (strcmp(data->context[f].name, "user_id") == 0) continue;
-        TRY(buf_printf(out, "%s%s", before, data->context[f].name));
+        text = show_printf("%s%s%s", text, before, data->context[f].name);
         before = ", ";
     }
-    before = out->n_bytes > 0 ? "; item features " : "item features ";
+    before = text[0] != '\0' ? "; item features " : "item features ";
     for (int f = 0; f < data->n_content && p->has_content; f++) {
-        TRY(buf_printf(out, "%s%s", before, data->content[f].name));
+        text = show_printf("%s%s%s", text, before, data->content[f].name);
         before = ", ";
     }
     if (p->has_content && data->item_vector != NULL)
-        TRY(buf_printf(out, "%s%d-dimensional vectors", before, data->item_vector_dim));
-    if (!p->has_actions || data->actions == ACTION_NONE) return OK;
-    return buf_printf(out, "%sactions (%s)", out->n_bytes > 0 ? "; " : "",
-                      action_kind_name(data->actions));
+        text = show_printf("%s%s%d-dimensional vectors", text, before, data->item_vector_dim);
+    if (!p->has_actions || data->actions == ACTION_NONE) return text;
+    return show_printf("%s%sactions (%s)", text, text[0] != '\0' ? "; " : "",
+                       action_kind_name(data->actions));
 }
 
 /* The classes or signals of the data's actions. */
@@ -64,17 +64,13 @@ static status fit_head(own_config *o, const seq_file *data) {
     return args_list_add(&o->overrides, o->set[1]);
 }
 
-static status tell_choice(const own_config *o, const seq_file *data, const char *why) {
-    char events[SHOW_BYTES], items[SHOW_BYTES];
-    buf names = {0};
-    status st = list_parts(&names, data, &(parts){true, true, true});
-    if (st == OK)
-        log_info("config: %s%s, for %s events of %s items%s, with%s %s", o->path,
-                 o->text != NULL ? " (in the program)" : "", show_count(events, data->n_events),
-                 show_count(items, data->n_items), why, names.n_bytes > 0 ? "" : "out",
-                 names.n_bytes > 0 ? buf_str(&names) : "features and actions");
-    buf_fini(&names);
-    return st;
+static void tell_choice(const own_config *o, const seq_file *data, const char *why) {
+    const char *names = list_parts(data, &(parts){true, true, true});
+    bool has_names = names[0] != '\0';
+    log_info("config: %s%s, for %s events of %s items%s, with%s %s", o->path,
+             o->text != NULL ? " (in the program)" : "", show_count(data->n_events),
+             show_count(data->n_items), why, has_names ? "" : "out",
+             has_names ? names : "features and actions");
 }
 
 static status choose(own_config *o, const seq_file *data, const char *task, const char *device) {
@@ -93,7 +89,8 @@ static status choose(own_config *o, const seq_file *data, const char *task, cons
         why = ", few enough for a small model";
     }
     if (!work_find_file(name, o->path)) o->text = text;
-    return tell_choice(o, data, why);
+    tell_choice(o, data, why);
+    return OK;
 }
 
 status own_config_choose(own_config *out, const char *data, const char *task, const char *device,
@@ -113,18 +110,14 @@ static bool is_synthetic(const seq_file *data) {
     return strstr(data->meta_json, "\"source\":{\"name\":\"synth\"") != NULL;
 }
 
-status own_config_tell_unused(const config *c, const seq_file *data) {
-    bool is_meta = c->family == FAMILY_META;
+void own_config_tell_unused(const config *c, const seq_file *data) {
     parts unused = {!config_reads_context(c), !c->network.has_item_features,
                     !config_reads_actions(c)};
-    buf names = {0};
-    if (is_synthetic(data)) return OK;
-    status st = list_parts(&names, data, &unused);
-    if (st == OK && names.n_bytes > 0)
-        log_info("note: %s does not read the data's %s; %s", c->file, buf_str(&names),
-                 is_meta ? "train_fn.user_features, .item_features and .action_input = True do, as "
-                           "in configs/own"
-                         : "the files of configs/own do");
-    buf_fini(&names);
-    return st;
+    const char *names = list_parts(data, &unused);
+    if (names[0] != '\0' && !is_synthetic(data))
+        log_info("note: %s does not read the data's %s; %s", c->file, names,
+                 c->family == FAMILY_META
+                     ? "train_fn.user_features, .item_features and .action_input = True do, as "
+                       "in configs/own"
+                     : "the files of configs/own do");
 }

@@ -21,4 +21,4 @@ status own_config_choose(own_config *out, const char *data, const char *task, co
 
 /* Says in a line which features of users and items, and whether actions, the config does not read.
  */
-status own_config_tell_unused(const config *c, const seq_file *data);
+void own_config_tell_unused(const config *c, const seq_file *data);

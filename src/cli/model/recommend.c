@@ -33,10 +33,9 @@ static bool has_history(const recommend_args *a) {
 }
 
 static status put_event(buf *text, answers *out, const user_events *u, uint64_t i, bool has_date) {
-    char date[SHOW_BYTES];
     TRY(answers_put_item(out, text, i + 1, u->item[i]));
-    show_date(date, u->time[i] / out->data->time_per_second);
-    return buf_printf(text, " %.32s\n", has_date ? date : "");
+    return buf_printf(text, " %.32s\n",
+                      has_date ? show_date(u->time[i] / out->data->time_per_second) : "");
 }
 
 /* The newest events of a user, for the table.  has_dates: their times are real. */
@@ -68,12 +67,10 @@ static status find_subject(const recommend_args *a, const item_table *t, const s
 static status list_one(answers *out, const item_table *t, uint32_t item, const uint8_t *is_allowed,
                        int32_t k, int32_t *best, float *cosine) {
     int32_t n;
-    char note[SHOW_BYTES] = "";
     answer_subject who = {SUBJECT_ITEM, item, NULL};
     TRY(similar_items(t, item, is_allowed, k, best, cosine, &n));
     TRY(answers_find_title(out, item));
-    show_text(note, buf_str(&out->text), out->text.n_bytes, 80);
-    TRY(answers_begin(out, &who, "model", note));
+    TRY(answers_begin(out, &who, "model", show_text(buf_str(&out->text), out->text.n_bytes, 80)));
     for (int32_t i = 0; i < n; i++)
         TRY(answers_item(out, (uint32_t)best[i], &cosine[i]));
     return answers_end(out);

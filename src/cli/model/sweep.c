@@ -89,14 +89,10 @@ static status spread_values(sweep *s, sweep_range *r, const char *text, const ch
                     fabs(high) < 1e15 && strpbrk(list, "eE") == NULL &&
                     fmod(high - low, (double)(n - 1)) == 0;
     for (long i = 0; i < n; i++) {
-        char value[40];
         double share = (double)i / (double)(n - 1);
         double x = r->is_log ? low * pow(high / low, share) : low + share * (high - low);
         if (i == n - 1) x = high;
-        if (is_whole)
-            snprintf(value, sizeof value, "%.0f", x);
-        else
-            snprintf(value, sizeof value, "%.6g", x);
+        const char *value = is_whole ? show_printf("%.0f", x) : show_printf("%.6g", x);
         TRY(add_value(s, r, text, value, strlen(value)));
     }
     return OK;
@@ -277,7 +273,6 @@ static double place(const sweep_range *r, int at) {
 static status put_axes(const sweep *s, buf *out, double worst, double best) {
     static const char middle[] = "text-anchor='middle' font-size='12' font-weight='bold'";
     static const char side[] = "font-size='11' class='dim'";
-    char text[64];
     for (int i = 0; i <= s->n_ranges; i++) {
         double x = x_of(s, i);
         TRY(buf_printf(out,
@@ -292,10 +287,8 @@ static status put_axes(const sweep *s, buf *out, double worst, double best) {
                           s->range[i].value[k]));
     }
     TRY(put_label(out, x_of(s, s->n_ranges), TOP - 28, middle, s->metric));
-    snprintf(text, sizeof text, "%.4g", best);
-    TRY(put_label(out, x_of(s, s->n_ranges) + 4, y_of(1) + 4, side, text));
-    snprintf(text, sizeof text, "%.4g", worst);
-    return put_label(out, x_of(s, s->n_ranges) + 4, y_of(0), side, text);
+    TRY(put_label(out, x_of(s, s->n_ranges) + 4, y_of(1) + 4, side, show_printf("%.4g", best)));
+    return put_label(out, x_of(s, s->n_ranges) + 4, y_of(0), side, show_printf("%.4g", worst));
 }
 
 /* A line a trial, the best ones drawn last; the better, the warmer. */
@@ -360,22 +353,16 @@ static status describe_page(const sweep *s, buf *out, const sweep_trial *const *
     return page_close(out);
 }
 
-static status save(const buf *text, const char *dir, const char *name) {
-    char path[CONFIG_PATH_BYTES];
-    TRY(path_join(path, sizeof path, dir, name));
-    return page_save(text, path);
-}
-
 static status sweep_show(const sweep *s, const char *dir) {
     const sweep_trial **best;
     buf text = {0};
     TRY(MEM_NEW(&best, (size_t)s->n_trials));
     int n = sweep_order(s, best);
     status st = describe_csv(s, &text);
-    if (st == OK) st = save(&text, dir, "sweep.csv");
+    if (st == OK) st = page_save(&text, show_join(dir, "sweep.csv"));
     buf_clear(&text);
     if (st == OK) st = describe_page(s, &text, best, n);
-    if (st == OK) st = save(&text, dir, "sweep.html");
+    if (st == OK) st = page_save(&text, show_join(dir, "sweep.html"));
     if (st == OK) print_table(s, best, n);
     buf_fini(&text);
     mem_free(best);
@@ -385,7 +372,7 @@ static status sweep_show(const sweep *s, const char *dir) {
 /* hstu sweep: many trainings that differ in some options, several at a time; a sweep that was
  * stopped goes on where it was. */
 
-enum { PATH_BYTES = 4096, MAX_JOBS = 64, MAX_WORDS = 2048, EXIT_WRONG = 2 };
+enum { MAX_OUT = SHOW_PATH_BYTES - 32, MAX_JOBS = 64, MAX_WORDS = 2048, EXIT_WRONG = 2 };
 
 typedef struct sweep_args {
     const char *gin, *data, *out, *metric, *device, *split;
@@ -417,10 +404,8 @@ static void pass_on(int number) {
         if (running[i].pid > 0) kill(running[i].pid, number);
 }
 
-static status trial_path(char path[PATH_BYTES], const sweep_args *a, int trial, const char *end) {
-    char name[64];
-    snprintf(name, sizeof name, "trial-%04d%s", trial, end);
-    return path_join(path, PATH_BYTES, a->out, name);
+static const char *trial_path(const sweep_args *a, int trial, const char *end) {
+    return show_join(a->out, show_printf("trial-%04d%s", trial, end));
 }
 
 /* On validation: the metric of the best evaluation.  On test: that of the end.  A loss is better
@@ -442,10 +427,9 @@ static void choose_metric(sweep *s, const sweep_args *a, const run_history *h) {
 
 /* What a trial's log says: whether it is done, and its metric. */
 static status read_trial(sweep *s, const sweep_args *a, int trial) {
-    char path[PATH_BYTES];
+    const char *path = trial_path(a, trial, "");
     sweep_trial *t = &s->trial[trial];
     run_history h;
-    TRY(trial_path(path, a, trial, ""));
     if (!folder_has(path, "log.jsonl")) return OK;
     status st = run_history_read(&h, path);
     if (st == OK && h.done != NULL) {
@@ -465,32 +449,34 @@ static status read_trial(sweep *s, const sweep_args *a, int trial) {
 }
 
 /* Jobs take the devices of a list in turn. */
-static void take_device(const char *list, int job, char *out) {
+static const char *take_device(const char *list, int job) {
     int n = 1;
     for (const char *c = list; *c != '\0'; c++)
         n += *c == ',';
     for (int i = job % n; i > 0; i--)
         list = strchr(list, ',') + 1;
-    strcpy(out, list)[strcspn(list, ",")] = '\0';
+    return show_printf("%.*s", (int)strcspn(list, ","), list);
 }
 
-/* The words of a training; those that are made live in the sweep's memory. */
+/* The words of a training, which begins at once. */
 static status make_words(sweep *s, const sweep_args *a, int trial, int job, const char *self,
                          const char *words[MAX_WORDS]) {
-    char path[PATH_BYTES], *threads, *text, *epochs, *device;
-    const char *out;
+    const char *path = trial_path(a, trial, "");
+    char *text;
     int n = 0, n_threads;
     TRY(env_threads_of((int)a->jobs, &n_threads));
-    TRY(trial_path(path, a, trial, ""));
-    TRY(arena_copy_text(&s->memory, path, strlen(path), &out));
-    TRY(ARENA_NEW(&s->memory, &threads, 64));
-    TRY(ARENA_NEW(&s->memory, &epochs, 32));
-    snprintf(threads, 64, "HSTU_THREADS=%d", n_threads);
-    snprintf(epochs, 32, "%" PRId64, a->is_enough > 0 ? a->is_enough : a->epochs);
-    TRY(ARENA_NEW(&s->memory, &device, strlen(a->device) + 1));
-    take_device(a->device, job, device);
-    const char *const first[] = {"env",   threads, self, "train",    a->gin, "--data",
-                                 a->data, "--out", out,  "--device", device};
+    const char *epochs = show_printf("%" PRId64, a->is_enough > 0 ? a->is_enough : a->epochs);
+    const char *const first[] = {"env",
+                                 show_printf("HSTU_THREADS=%d", n_threads),
+                                 self,
+                                 "train",
+                                 a->gin,
+                                 "--data",
+                                 a->data,
+                                 "--out",
+                                 path,
+                                 "--device",
+                                 take_device(a->device, job)};
     for (size_t i = 0; i < sizeof first / sizeof *first; i++)
         words[n++] = first[i];
     if (a->epochs > 0) words[n++] = "--epochs", words[n++] = epochs;
@@ -513,14 +499,12 @@ static status make_words(sweep *s, const sweep_args *a, int trial, int job, cons
 
 static status start(sweep *s, const sweep_args *a, const char *self, int trial, sweep_job *job) {
     const char *words[MAX_WORDS];
-    char log[PATH_BYTES];
     TRY(make_words(s, a, trial, (int)(job - running), self, words));
-    TRY(trial_path(log, a, trial, ".log"));
     fflush(NULL);
     pid_t pid = fork();
     if (pid < 0) return fail_errno("starting a training");
     if (pid == 0) {
-        int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        int fd = open(trial_path(a, trial, ".log"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(127);
@@ -533,12 +517,10 @@ static status start(sweep *s, const sweep_args *a, const char *self, int trial, 
 }
 
 /* The last line of a training's output but the hint at --help: it says why it failed. */
-static void last_line(const sweep_args *a, int trial, char out[400]) {
-    char path[PATH_BYTES], *text;
+static const char *last_line(const sweep_args *a, int trial) {
+    char *text;
     size_t n;
-    out[0] = '\0';
-    if (trial_path(path, a, trial, ".log") != OK || file_read_all(path, 1 << 22, &text, &n) != OK)
-        return;
+    if (file_read_all(trial_path(a, trial, ".log"), 1 << 22, &text, &n) != OK) return "";
     const char *line = text;
     do {
         while (n > 0 && text[n - 1] == '\n')
@@ -547,37 +529,33 @@ static void last_line(const sweep_args *a, int trial, char out[400]) {
         line = strrchr(text, '\n') != NULL ? strrchr(text, '\n') + 1 : text;
         n = (size_t)(line - text);
     } while (n > 0 && strncmp(line, "Try 'hstu ", 10) == 0);
-    snprintf(out, 400, "%s", line);
+    line = show_printf("%.399s", line);
     mem_free(text);
+    return line;
 }
 
 static void tell(const sweep *s, int trial) {
     const sweep_trial *t = &s->trial[trial];
-    char line[2048];
-    size_t n = 0;
-    line[0] = '\0';
-    for (int i = 0; i < s->n_ranges && n < sizeof line; i++)
-        n += (size_t)snprintf(line + n, sizeof line - n, " %s=%s", s->range[i].name,
-                              s->range[i].value[t->at[i]]);
+    const char *line = "";
+    for (int i = 0; i < s->n_ranges; i++)
+        line = show_printf("%s %s=%s", line, s->range[i].name, s->range[i].value[t->at[i]]);
     log_info("trial-%04d%s: %s %.4f", trial, line, s->metric, t->metric);
 }
 
 /* One training has ended.  A wrong option is wrong in all of them: the sweep ends. */
 static status end_trial(sweep *s, const sweep_args *a, const sweep_job *job, int how) {
     int code = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
-    char why[400], path[PATH_BYTES], log[PATH_BYTES];
     if (code == 0) {
         TRY(read_trial(s, a, job->trial));
         tell(s, job->trial);
         return OK;
     }
     if (signalled) return OK;
-    last_line(a, job->trial, why);
-    TRY(trial_path(path, a, job->trial, ""));
-    TRY(trial_path(log, a, job->trial, ".log"));
+    const char *why = last_line(a, job->trial);
     if (code == EXIT_WRONG) return fail(ERR_CONFIG, "trial-%04d: %s", job->trial, why);
     s->trial[job->trial].is_failed = true;
-    log_warn("trial-%04d ended with exit code %d: %s (%s)", job->trial, code, why, log);
+    log_warn("trial-%04d ended with exit code %d: %s (%s)", job->trial, code, why,
+             trial_path(a, job->trial, ".log"));
     return OK;
 }
 
@@ -700,11 +678,11 @@ static status check_folder(sweep_args *a, const char *path, bool *is_same) {
 
 /* Sets *is_new where this sweep made the folder. */
 static status open_folder(sweep_args *a, bool *is_new) {
-    char path[PATH_BYTES];
+    const char *path = show_join(a->out, "sweep.txt");
     bool is_same;
     buf want = {0};
+    if (strlen(a->out) > MAX_OUT) return fail(ERR_USAGE, "--out: the path is too long");
     TRY(folder_create(a->out, is_new));
-    TRY(path_join(path, sizeof path, a->out, "sweep.txt"));
     if (file_exists(path)) {
         TRY(check_folder(a, path, &is_same));
         if (is_same) return OK;
@@ -722,12 +700,11 @@ static status open_folder(sweep_args *a, bool *is_new) {
 /* A wrong option stops the first trainings before they begin: of such a sweep nothing is left, so
  * that the same --out can be given again.  A folder with anything of a trial but its log stays. */
 static void remove_folder(const sweep *s, const sweep_args *a) {
-    char path[PATH_BYTES];
     for (int i = 0; i < s->n_trials; i++)
-        if (trial_path(path, a, i, "") != OK || folder_exists(path)) return;
+        if (folder_exists(trial_path(a, i, ""))) return;
     for (int i = 0; i < s->n_trials; i++)
-        if (trial_path(path, a, i, ".log") == OK) (void)unlink(path);
-    if (path_join(path, sizeof path, a->out, "sweep.txt") == OK) (void)unlink(path);
+        (void)unlink(trial_path(a, i, ".log"));
+    (void)unlink(show_join(a->out, "sweep.txt"));
     (void)rmdir(a->out);
 }
 
@@ -737,7 +714,8 @@ static status check_metric(const sweep_args *a) {
     config *c;
     metric_list list;
     bool is_known = a->metric == NULL || strcmp(a->metric, "loss") == 0;
-    char name[METRIC_NAME_BYTES], all[512] = "";
+    char name[METRIC_NAME_BYTES];
+    const char *all = "";
     size_t n_name = is_known ? 0 : strcspn(a->metric, ":");
     for (size_t i = 0; i < a->ranges.n_items; i++)
         is_known |= strstr(a->ranges.item[i], "eval_metrics") != NULL;
@@ -748,8 +726,7 @@ static status check_metric(const sweep_args *a) {
     if (st == OK && a->part == ON_TEST_PART) metric_list_add_final(&list, c->task);
     config_destroy(c);
     for (int i = 0; i < list.n && st == OK; i++) {
-        size_t n = strlen(all);
-        snprintf(all + n, sizeof all - n, "%s, ", metric_name(&list.item[i], name));
+        all = show_printf("%s%s, ", all, metric_name(&list.item[i], name));
         is_known |= strlen(name) == n_name && strncmp(name, a->metric, n_name) == 0;
     }
     if (st != OK || is_known) return st;

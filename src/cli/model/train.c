@@ -56,16 +56,14 @@ static status print_protocol(const train_printer *p, const train_event *e) {
 }
 
 static status print_start(const train_printer *p, const train_event *e) {
-    char users[SHOW_BYTES], items[SHOW_BYTES], numbers[32];
     const session *s = p->session;
     show_style style = show_stdout_style();
-    human_count(numbers, sizeof numbers, (double)model_n_numbers(s->model));
     printf("%s%s%s, %s, %s parameters; %s users, %s items; %" PRIu64 " epoch%s, %" PRIu64
            " step%s of %d users%s%s\n\n",
            style.bold, config_model_name(s->config->model), style.plain,
-           config_task_name(s->config->task), numbers, show_count(users, s->data->n_users),
-           show_count(items, s->data->n_items), e->n_epochs, e->n_epochs == 1 ? "" : "s",
-           e->n_steps, e->n_steps == 1 ? "" : "s", s->train_batch,
+           config_task_name(s->config->task), show_rounded((double)model_n_numbers(s->model)),
+           show_count(s->data->n_users), show_count(s->data->n_items), e->n_epochs,
+           e->n_epochs == 1 ? "" : "s", e->n_steps, e->n_steps == 1 ? "" : "s", s->train_batch,
            s->be->card != NULL ? ", on " : "", s->be->card != NULL ? s->be->card : "");
     TRY(print_protocol(p, e));
     printf("%s  %-10s %8s", style.bold, "epoch", "loss");
@@ -76,55 +74,40 @@ static status print_start(const train_printer *p, const train_event *e) {
 }
 
 static void print_row(const train_printer *p, const train_event *e) {
-    char place[32], speed[32], took[32];
-    if (e->kind == EVENT_EPOCH)
-        snprintf(place, sizeof place, "%" PRIu64 "/%" PRIu64, e->epoch + 1, e->n_epochs);
-    else
-        snprintf(place, sizeof place, "step %" PRIu64, e->step);
-    human_count(speed, sizeof speed, e->tokens_per_s);
-    human_duration(took, sizeof took, e->seconds);
+    const char *place = e->kind == EVENT_EPOCH
+                            ? show_printf("%" PRIu64 "/%" PRIu64, e->epoch + 1, e->n_epochs)
+                            : show_printf("step %" PRIu64, e->step);
     printf("  %-10s %8.4f", place, e->loss);
     for (int i = 0; i < p->n_columns; i++) {
-        if (e->metrics != NULL)
-            printf(" %9.4f", eval_value(e->metrics, p->column[i]));
-        else
-            printf(" %9s", "-");
+        double value = e->metrics != NULL ? eval_value(e->metrics, p->column[i]) : 0;
+        printf(" %9s", e->metrics != NULL ? show_printf("%.4f", value) : "-");
     }
-    printf(" %10s %9s%s%s\n", speed, took,
+    printf(" %10s %9s%s%s\n", show_rounded(e->tokens_per_s), show_duration(e->seconds),
            e->metrics != NULL && e->metrics->is_partial ? "  (some users)" : "",
            e->is_best ? "  best" : "");
 }
 
 /* The command that comes next, ready to be pasted. */
-static status print_next(const train_printer *p, bool is_evaluated) {
-    buf line = {0};
-    if (p->data == NULL) return OK; /* generated data: nothing to evaluate on */
-    status st = buf_text(&line, is_evaluated ? "hstu eval " : "hstu serve ");
-    if (st == OK) st = show_word(&line, p->run);
-    if (st == OK) st = buf_text(&line, " --data ");
-    if (st == OK) st = show_word(&line, p->data);
+static void print_next(const train_printer *p, bool is_evaluated) {
+    if (p->data == NULL) return; /* generated data: nothing to evaluate on */
     bool has_baselines = is_evaluated && p->session->config->task == TASK_RETRIEVAL;
-    if (st == OK) printf("  Next      %s%s\n", buf_str(&line), has_baselines ? " --baselines" : "");
-    buf_fini(&line);
-    return st;
+    printf("  Next      hstu %s %s --data %s%s\n", is_evaluated ? "eval" : "serve",
+           show_word(p->run), show_word(p->data), has_baselines ? " --baselines" : "");
 }
 
-static status print_end(const train_printer *p, const train_event *e) {
-    char took[32];
-    human_duration(took, sizeof took, e->seconds);
+static void print_end(const train_printer *p, const train_event *e) {
     printf("\nDone: %" PRIu64 " step%s", e->step, e->step == 1 ? "" : "s");
     if (e->is_out_of_patience) printf(", out of patience");
-    if (e->seconds > 0) printf(", %s of training here", took);
+    if (e->seconds > 0) printf(", %s of training here", show_duration(e->seconds));
     if (e->has_best)
         printf("; best on validation at step %" PRIu64 ", on the test part", e->best_step);
     for (int i = 0; i < p->n_columns && e->metrics != NULL; i++)
         printf("%s %s %.4f", e->has_best && i == 0 ? ":" : ",", p->column[i],
                eval_value(e->metrics, p->column[i]));
-    char run[SHOW_PATH_BYTES];
-    show_path(run, p->run);
+    const char *run = show_path(p->run);
     printf("\n\n  Report    %s/report.html\n  Weights   %s/%s\n", run, run,
            e->has_best ? "best" : "last");
-    return print_next(p, e->metrics != NULL);
+    print_next(p, e->metrics != NULL);
 }
 
 /* The trainer's observer; ctx is a train_printer. */
@@ -136,7 +119,7 @@ static status train_printer_observe(void *ctx, const train_event *e, const char 
     else if (e->kind == EVENT_START)
         st = print_start(p, e);
     else if (e->kind == EVENT_DONE)
-        st = print_end(p, e);
+        print_end(p, e);
     else
         print_row(p, e);
     /* Flushes each line, in case a program reads them; if the reader has gone, the run goes on. */
@@ -202,15 +185,12 @@ static status train_open_groups(rank_grid *grid, transport *ranks, const config 
 static void tell_groups(const rank_grid *grid, const config *c) {
     int group = comm_size(grid->group), data = comm_size(grid->data);
     long long heads = c->network.n_heads;
-    char share[96];
     if (group == 1) return;
-    if (has_tensor(c))
-        snprintf(share, sizeof share, "each rank has %lld of the %lld heads of every layer",
-                 heads / group, heads);
-    else
-        snprintf(share, sizeof share,
-                 "each rank has 1/%d of the tokens, and in the attention %lld of the %lld heads",
-                 group, heads / group, heads);
+    const char *of = show_printf("%lld of the %lld heads", heads / group, heads);
+    const char *share =
+        has_tensor(c)
+            ? show_printf("each rank has %s of every layer", of)
+            : show_printf("each rank has 1/%d of the tokens, and in the attention %s", group, of);
     log_info("%d ranks = %d data x %d %s: %s, and %s", data * group, data, group,
              has_tensor(c) ? "tensor" : "sequence",
              data == 1 ? "they train on all users of a step together"
@@ -440,7 +420,7 @@ static status train(train_args *args, config *c) {
                             (args->ranks != NULL || args->n_ranks > 0);
     if (st == OK) st = train_open_session(&s, c, &w, &grid, has_fixed_leaves);
     if (st == OK) st = train_ranks_agree(args->ranks, &args->options, c, &s);
-    if (st == OK) st = own_config_tell_unused(c, s.data);
+    if (st == OK) own_config_tell_unused(c, s.data);
     if (st == OK) {
         args->options.observer = train_printer_observe;
         args->options.ctx = &p;
@@ -478,8 +458,7 @@ static status train_profiled(train_args *args, config *c) {
         .has_gpu = true};
     if (how.schedule.active < 1)
         return fail(ERR_CONFIG, "TrainerArgs.profile_step_end must be above profile_step_start");
-    if (snprintf(folder, sizeof folder, "%s/profile", args->options.run) >= (int)sizeof folder)
-        return fail(ERR_USAGE, "--out: the path is too long");
+    TRY(path_join(folder, sizeof folder, args->options.run, "profile"));
     status st = profiler_start(&p, &how);
     if (st == OK) {
         st = train(args, c);

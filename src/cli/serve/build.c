@@ -24,10 +24,8 @@ static status print_json(const build_config *a, const build_report *r) {
 }
 
 static void print_text(const build_config *a, const build_report *r) {
-    char path[512];
-    escape_text(path, sizeof path, a->out);
-    printf("%s: step %llu, %llu items, %llu parameters, matrices in %s (%.1f MB)\n", path,
-           (unsigned long long)r->step, (unsigned long long)r->n_items,
+    printf("%s: step %llu, %llu items, %llu parameters, matrices in %s (%.1f MB)\n",
+           show_path(a->out), (unsigned long long)r->step, (unsigned long long)r->n_items,
            (unsigned long long)r->n_numbers, dtypes[a->dtype], (double)r->weight_bytes / 1e6);
     if (r->weight_error == 0 && r->score_error == 0)
         printf("answers: identical to the run's, bit for bit (%d random histories)\n", r->n_asked);

@@ -11,13 +11,10 @@ typedef struct state_args {
 } state_args;
 
 static status print_counts(const state_args *a, const state_counts *c, const char *what) {
-    if (a->is_json) {
-        json_writer *w = json_line_open();
-        JSON_FIELDS(w, FIELD("users", c->n_users), FIELD("events", c->n_events),
-                    FIELD("erased", c->n_erased), FIELD("not_swept", c->n_unswept),
-                    FIELD("damaged", c->n_damaged));
-        return json_line_print();
-    }
+    if (a->is_json)
+        return JSON_LINE(FIELD("users", c->n_users), FIELD("events", c->n_events),
+                         FIELD("erased", c->n_erased), FIELD("not_swept", c->n_unswept),
+                         FIELD("damaged", c->n_damaged));
     printf("%s: %" PRIu64 " users, %" PRIu64 " events, %" PRIu64 " erased users\n", what,
            c->n_users, c->n_events, c->n_erased);
     if (c->n_unswept > 0)

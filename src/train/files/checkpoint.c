@@ -207,8 +207,8 @@ static void remove_remains(const char *run, const char *parent) {
 
 void checkpoint_prune(const char *run, int keep) {
     char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
-    int64_t oldest, last = checkpoint_linked_step(run, "last"),
-                    best = checkpoint_linked_step(run, "best");
+    int64_t last = checkpoint_linked_step(run, "last");
+    int64_t oldest, best = checkpoint_linked_step(run, "best");
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
     remove_remains(run, parent);
     /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
