@@ -136,6 +136,7 @@ typedef struct made_column {
 typedef struct made_page {
     int kind, n_values, encoding;            /* kind: 0 data, 2 dictionary, 3 data V2 */
     int n_nulls, repeat_bytes, define_bytes; /* V2 */
+    int define_encoding, repeat_encoding;    /* V1; 0: RLE */
     int claim_bytes;                         /* added to the uncompressed size */
     bool has_crc, has_wrong_crc;
 } made_page;
@@ -157,7 +158,8 @@ static inline void make_page(made_column *c, const made_page *p, const buf *payl
         put_i32(b, 6, p->repeat_bytes);
     } else {
         put_i32(b, 2, p->encoding);
-        if (p->kind == 0) put_i32(b, 3, 3), put_i32(b, 4, 3);
+        if (p->kind == 0) put_i32(b, 3, p->define_encoding != 0 ? p->define_encoding : 3);
+        if (p->kind == 0) put_i32(b, 4, p->repeat_encoding != 0 ? p->repeat_encoding : 3);
     }
     put_byte(b, 0);
     put_byte(b, 0);

@@ -115,8 +115,10 @@ typedef struct page_header {
     int32_t define_bytes, repeat_bytes;
 } page_header;
 
-static void page_source_open(page_source *s, const parquet_file *file, const parquet_chunk *chunk) {
+static void page_source_open(page_source *s, const parquet_file *file, const parquet_column *column,
+                             const parquet_chunk *chunk) {
     s->file = file;
+    s->column = column;
     s->chunk = chunk;
     s->at = chunk->begin;
     s->window_at = chunk->begin;
@@ -222,7 +224,10 @@ static status check_header(const page_source *s, const page_header *h) {
     if (h->kind < PAGE_DATA || h->kind > PAGE_DATA_V2 || h->content != CONTENTS[h->kind] ||
         h->n_values < 0)
         return fail(ERR_FORMAT, "a page of kind %d with %d values", (int)h->kind, (int)h->n_values);
-    if (h->define_encoding != ENCODING_RLE || h->repeat_encoding != ENCODING_RLE)
+    /* parquet-java and fastparquet name BIT_PACKED where a column has no such levels at all. */
+    bool has_old_define = h->define_encoding != ENCODING_RLE && s->column->max_define > 0;
+    bool has_old_repeat = h->repeat_encoding != ENCODING_RLE && s->column->max_repeat > 0;
+    if (has_old_define || has_old_repeat)
         return fail(ERR_UNSUPPORTED, "levels in the old encoding BIT_PACKED are not read");
     if (h->define_bytes < 0 || h->repeat_bytes < 0 || h->n_nulls < 0 || h->n_nulls > h->n_values ||
         (int64_t)h->define_bytes + h->repeat_bytes > h->stored_bytes ||
@@ -313,7 +318,7 @@ void parquet_reader_fini(parquet_reader *r) {
 
 status parquet_reader_open(parquet_reader *r, const parquet_file *file,
                            const parquet_column *column, const parquet_chunk *chunk) {
-    page_source_open(&r->source, file, chunk);
+    page_source_open(&r->source, file, column, chunk);
     r->column = column;
     r->n_left = chunk->n_values;
     r->page_left = 0;

@@ -32,6 +32,7 @@ typedef struct parquet_page {
 /* The pages of a chunk, one after the other. */
 typedef struct page_source {
     const parquet_file *file;
+    const parquet_column *column;
     const parquet_chunk *chunk;
     size_t max_page_bytes; /* PARQUET_MAX_PAGE_BYTES; tests set less */
     uint64_t at;           /* of the next page, in the file */

@@ -212,6 +212,34 @@ TEST(nulls_and_bad_values_are_named_by_row) {
     buf_fini(&b);
 }
 
+/* parquet-java (Spark) and fastparquet write BIT_PACKED where there are no levels. */
+TEST(levels_that_are_not_there_may_have_any_encoding) {
+    small_file s;
+    char *said;
+    small_init(&s);
+    s.user.define_encoding = s.user.repeat_encoding = ENCODING_BIT_PACKED;
+    small_write(&s, N_ROWS);
+    prep_ok(ARGS);
+    for (int is_old = 0; is_old < 2; is_old++) {
+        buf b = {0};
+        made_page page = {.n_values = N_ROWS, .repeat_encoding = ENCODING_BIT_PACKED};
+        small_init(&s);
+        s.c[0].repetition = MADE_OPTIONAL;
+        put_le(&b, 2, 4), put_packed(&b, (uint32_t[]){1, 1, 1}, N_ROWS, 1);
+        put_ints(&b, (int64_t[]){7, 5, 7}, N_ROWS);
+        if (is_old) page.define_encoding = ENCODING_BIT_PACKED;
+        make_page(&s.c[0], &page, &b);
+        s.user.n_values = 0;
+        small_write(&s, N_ROWS);
+        run_shell(&said, "rm -r out");
+        if (is_old)
+            prep_fails(ARGS, 1, "levels in the old encoding BIT_PACKED are not read");
+        else
+            prep_ok(ARGS);
+        buf_fini(&b);
+    }
+}
+
 /* A row a user, with null and empty lists; levels as the format wants them: definition 0 is a null
  * list, 1 an empty one, 3 a value. */
 static void put_list_levels(buf *b, bool has_lengths, int *repeat_bytes, int *define_bytes) {
