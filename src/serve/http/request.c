@@ -312,7 +312,7 @@ static status read_ask(arena *a, const char *body, size_t n, engine_task task, r
     if (out->n_events > 0 && (!q->has_user || q->has_history))
         return fail(ERR_USAGE, "\"events\" are added to the history of a \"user\"; to send a whole "
                                "history, put them into \"history\"");
-    if (out->wants_why && q->n_history + q->n_extra > REQUEST_MAX_EXPLAINED)
+    if (out->wants_why && q->n_history + q->n_extra + out->n_events > REQUEST_MAX_EXPLAINED)
         return fail(ERR_USAGE, "explain: at most %d events in the history", REQUEST_MAX_EXPLAINED);
     return OK;
 }
@@ -761,6 +761,14 @@ static status add_candidates(const infer_tensor *c, request_infer *out) {
     return OK;
 }
 
+/* A text of a binary tensor has no NUL after it.  A number has no text, and so none but digits. */
+static bool has_only_digits(const engine_id *id) {
+    size_t n = 0;
+    while (n < id->n && isdigit((unsigned char)id->text[n]))
+        n++;
+    return n == id->n;
+}
+
 /* One user's items and actions as events; the last items may be candidates. */
 static status add_history(arena *a, const engine_id *items, size_t n_items,
                           const engine_id *actions, size_t n_actions, size_t n_candidates,
@@ -775,8 +783,7 @@ static status add_history(arena *a, const engine_id *items, size_t n_items,
     for (size_t i = 0; i < n; i++) {
         size_t action = ACTION_UNKNOWN;
         events[i].item = items[i];
-        bool is_name = actions != NULL && actions[i].text != NULL && actions[i].n > 0 &&
-                       strspn(actions[i].text, "0123456789") < actions[i].n;
+        bool is_name = actions != NULL && !has_only_digits(&actions[i]);
         if (is_name) {
             events[i].action_name = actions[i].text;
             events[i].action_bytes = actions[i].n;

@@ -1,4 +1,7 @@
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "base/text.h"
 #include "oom.h"
 #include "serve/http/request.h"
@@ -96,11 +99,14 @@ TEST(request_depth_is_limited) {
 }
 
 /* Each question of an explanation has a copy of the history. */
+/* Of a history that is sent, and of events that are added to the user's. */
 TEST(request_limits_what_is_explained) {
-    for (int more = 0; more < 2; more++) {
+    for (int i_case = 0; i_case < 4; i_case++) {
+        int more = i_case % 2;
         arena a;
         buf body = {0};
-        CHECK_OK(buf_text(&body, "{\"explain\": true, \"history\": [1"));
+        CHECK_OK(buf_printf(&body, "{\"explain\": true, %s: [1",
+                            i_case < 2 ? "\"history\"" : "\"user\": 7, \"events\""));
         for (int i = 1; i < REQUEST_MAX_EXPLAINED + more; i++)
             CHECK_OK(buf_text(&body, ",1"));
         CHECK_OK(buf_text(&body, "]}"));
@@ -309,6 +315,32 @@ TEST(request_infer_takes_binary_tensors_whole_or_not_at_all) {
     n = binary_body(body, header, "\1\0\0\0a\0\0\0\0bc", 11);
     CHECK_FAILS(request_infer_read(&a, body, n, header, &r), ERR_USAGE, "not an id");
     arena_fini(&a);
+}
+
+/* The last action ends where the body does, and the body where the memory does. */
+TEST(request_infer_reads_texts_to_their_ends) {
+    static const char json[] =
+        "{\"inputs\":[{\"name\":\"USER_IDS\",\"shape\":[1],\"datatype\":\"INT64\",\"data\":[5]},"
+        "{\"name\":\"TOKEN_LENGTHS\",\"shape\":[2],\"datatype\":\"INT64\",\"data\":[1,1]},"
+        "{\"name\":\"TOKENS\",\"shape\":[2],\"datatype\":\"BYTES\","
+        "\"parameters\":{\"binary_data_size\":10}}]}";
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n_json = sizeof json - 1, n = n_json + 10;
+    char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *body = two + page - n, header[24];
+    request_infer r;
+    arena a;
+    CHECK(two != MAP_FAILED && mprotect(two + page, page, PROT_NONE) == 0);
+    memcpy(body, json, n_json);
+    memcpy(body + n_json,
+           "\1\0\0\0a\1\0\0\0"
+           "7",
+           10);
+    sprintf(header, "%zu", n_json);
+    arena_init(&a, 1024);
+    CHECK_OK(request_infer_read(&a, body, n, header, &r));
+    CHECK(r.n == 1 && r.ask[0].n_history == 1 && r.ask[0].history[0].action == 7);
+    arena_fini(&a);
+    munmap(two, 2 * page);
 }
 
 TEST(request_infer_refuses) {
