@@ -13,6 +13,29 @@ TEST(show_count_groups_digits) {
     CHECK_STR(show_count(UINT64_MAX), "18,446,744,073,709,551,615");
 }
 
+/* Texts stay while as many others are made as a table has, and each is whole. */
+TEST(show_texts_stay) {
+    char path[SHOW_PATH_BYTES + 10];
+    const char *first = show_printf("%s %d", "first", 1), *texts[200];
+    for (int i = 0; i < 200; i++)
+        texts[i] = show_join(show_count((uint64_t)i * 1000), "name");
+    CHECK_STR(first, "first 1");
+    CHECK_STR(texts[0], "0/name");
+    CHECK_STR(texts[199], "199,000/name");
+    memset(path, 'a', sizeof path - 1);
+    path[sizeof path - 1] = '\0';
+    for (int i = 0; i < 40; i++) {
+        const char *before = show_path("before"), *long_one = show_path(path);
+        CHECK_STR(before, "before");
+        CHECK_EQ(strlen(long_one), SHOW_PATH_BYTES - 1);
+        CHECK_EQ(long_one[0], 'a');
+    }
+    CHECK_STR(show_bold("no terminal"), "no terminal");
+    CHECK_STR(show_rounded(45600), "45.6 k");
+    CHECK_STR(show_bytes(1.2e9), "1.2 GB");
+    CHECK_STR(show_duration(185), "3 m 05 s");
+}
+
 TEST(show_bar_in_eighths) {
     CHECK_STR(show_bar(0, 4), "");
     CHECK_STR(show_bar(1e-9, 4), "\u258f");

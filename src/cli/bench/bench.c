@@ -57,12 +57,9 @@ static void print_cell(const bench_cell *c, bool is_head) {
     const json_field *f = &c->value;
     int indent = (int)strspn(c->format, " "), width = atoi(c->format);
     bool is_text = is_head || is_unknown(f) || f->kind == FIELD_TEXT;
-    char number[64], format[16];
-    snprintf(format, sizeof format, "%%%s", c->format + indent);
-    if (f->kind == FIELD_DOUBLE || f->kind == FIELD_KNOWN)
-        snprintf(number, sizeof number, format, f->number);
-    else
-        snprintf(number, sizeof number, "%lld", (long long)f->integer);
+    bool is_double = f->kind == FIELD_DOUBLE || f->kind == FIELD_KNOWN;
+    const char *number = is_double ? show_printf(show_printf("%%%s", c->format + indent), f->number)
+                                   : show_printf("%" PRId64, f->integer);
     const char *text = is_head ? c->head : is_unknown(f) ? "-" : f->text;
     printf("%*s%*s", indent, "", width, is_text ? text : number);
 }

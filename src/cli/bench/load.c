@@ -2,10 +2,10 @@
  * reports; the options that the commands share (contract: load.h). */
 #include "cli/bench/load.h"
 
+#include "format/input.h"
 #include "train/report/report.h"
 
-enum { FIRST_TIME = 1700000000, GAP_S = 60 };
-#define SET_MAX_BYTES ((size_t)1 << 31)
+enum { FIRST_TIME = 1700000000, GAP_S = 60, MAX_LINE = 1 << 30 };
 
 void load_set_init(load_set *s) {
     *s = (load_set){0};
@@ -53,18 +53,14 @@ static status add_line(load_set *s, const char *line, size_t n) {
 }
 
 status load_set_read(load_set *s, const char *path) {
-    char *text;
-    size_t n, line = 1;
-    TRY(file_read_all(path, SET_MAX_BYTES, &text, &n));
-    status st = OK;
-    for (size_t at = 0; at < n && st == OK; line++) {
-        const char *end = memchr(text + at, '\n', n - at);
-        size_t bytes = (end != NULL ? (size_t)(end - text) : n) - at;
-        if (bytes > 0) st = add_line(s, text + at, bytes);
-        at += bytes + 1;
+    input_lines in;
+    bool is_end = false;
+    status st = input_lines_open(&in, path);
+    while (st == OK && (st = input_lines_next(&in, MAX_LINE, &is_end)) == OK && !is_end) {
+        if (in.line.n_bytes > 0) st = add_line(s, buf_str(&in.line), in.line.n_bytes);
+        if (st != OK) st = fail_prefix(st, "%s, line %" PRIu64, path, in.n);
     }
-    if (st != OK) st = fail_prefix(st, "%s, line %zu", path, line - 1);
-    mem_free(text);
+    input_lines_close(&in);
     if (st == OK && s->n == 0) st = fail(ERR_FORMAT, "%s: it has no request", path);
     return st;
 }

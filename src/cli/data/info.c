@@ -672,11 +672,10 @@ static bool has_tables(const char *path) {
 
 /* Explains a wrong path before the reader of sequence files complains about details. */
 static status check_path(const char *path) {
-    char inside[4096];
+    const char *inside = show_join(path, "data.seq");
     struct stat found;
     if (stat(path, &found) != 0) return fail_errno("%s: cannot be opened", path);
     if (!folder_exists(path)) return OK;
-    TRY(path_join(inside, sizeof inside, path, "data.seq"));
     if (stat(inside, &found) == 0) return OK;
     if (errno != ENOENT) return fail_errno("%s: cannot be opened", inside);
     if (folder_has(path, "engine.json"))

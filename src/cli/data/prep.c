@@ -228,23 +228,19 @@ static status parse_options(int argc, char **argv, prep_options *o, bool *is_hel
 }
 
 /* The folder that contains a path; "." for a bare name. */
-static void parent_of(const char *path, char *out, size_t size) {
-    char copy[4096];
+static const char *parent_of(const char *path) {
+    char copy[SHOW_PATH_BYTES];
     snprintf(copy, sizeof copy, "%s", path);
-    snprintf(out, size, "%s", dirname(copy));
+    return show_printf("%s", dirname(copy));
 }
 
 /* Reports before the long work, not after it, that the result cannot be written. */
 static status check_target(const char *out) {
-    char path[4096], parent[4096];
-    snprintf(path, sizeof path, "%s", out);
+    const char *path = out;
     if (file_exists(out) && !folder_exists(out))
         return fail(ERR_USAGE, "--out %s is a file; give a folder", out);
-    while (!folder_exists(path)) {
-        parent_of(path, parent, sizeof parent);
-        if (strcmp(parent, path) == 0) break;
-        memcpy(path, parent, sizeof path);
-    }
+    while (!folder_exists(path) && strcmp(parent_of(path), path) != 0)
+        path = parent_of(path);
     if (access(path, W_OK | X_OK) != 0)
         return fail_errno("--out %s: cannot write to %s", out, path);
     return OK;
@@ -252,13 +248,12 @@ static status check_target(const char *out) {
 
 /* Refuses to overwrite the input or the data set with the csv. */
 static status check_emit_csv(const prep_options *o) {
-    char data[4096];
     if (o->emit_csv == NULL)
         return o->item_name != NULL ? fail(ERR_USAGE, "--item-name needs --emit-csv") : OK;
     for (size_t i = 0; i < o->inputs.n_items; i++)
         if (file_is_same(o->emit_csv, o->inputs.item[i]))
             return fail(ERR_USAGE, "--emit-csv %s is the input; give another file", o->emit_csv);
-    TRY(path_join(data, sizeof data, o->out, "data.seq"));
+    const char *data = show_join(o->out, "data.seq");
     if (strcmp(o->emit_csv, data) == 0 || file_is_same(o->emit_csv, data))
         return fail(ERR_USAGE, "--emit-csv %s is where the data goes; give another file",
                     o->emit_csv);
@@ -281,14 +276,10 @@ static status check_options(const prep_options *o) {
  * there.  A complete archive that is there already is kept. */
 static status download(prep_options *o) {
     const download_source *d = download_find(o->src->name);
-    char folder[4096];
     if (d == NULL)
         return fail(ERR_USAGE, "%s has no public address; give its file with --input",
                     o->src->name);
-    if (o->input != NULL)
-        snprintf(folder, sizeof folder, "%s", o->input);
-    else
-        parent_of(o->out, folder, sizeof folder);
+    const char *folder = o->input != NULL ? o->input : parent_of(o->out);
     if (file_exists(folder) && !folder_exists(folder))
         return fail(ERR_USAGE,
                     "--input %s is a file; with --download it is the folder to keep the archive in",
@@ -361,27 +352,26 @@ static void print_summary(const prep_options *o, const builder_stats *s, double 
     if (o->request.item_vectors != NULL)
         printf("  Vectors     %12s   items by %s\n", show_count(s->n_vector_items),
                show_path(o->request.item_vectors));
-    if (s->n_out_of_range > 0)
-        printf("  Left out    %12s   events out of --since and --until\n",
-               show_count(s->n_out_of_range));
-    if (s->n_not_sampled > 0)
-        printf("  Left out    %12s   events of users who are not in the sample\n",
-               show_count(s->n_not_sampled));
-    if (s->n_filtered_events > 0)
-        printf("  Left out    %12s   events of %s rare users and %s rare items\n",
-               show_count(s->n_filtered_events), show_count(s->n_filtered_users),
-               show_count(s->n_filtered_items));
-    if (s->n_unknown_actions > 0)
-        printf("  Unknown     %12s   events without an action: history, not labels of ranking\n",
-               show_count(s->n_unknown_actions));
-    if (s->n_skipped > 0)
-        printf("  Skipped     %12s   bad rows, in %s/skipped.txt\n", show_count(s->n_skipped),
-               show_path(o->out));
-    if (s->n_duplicates > 0)
-        printf("  Duplicates  %12s   %s\n", show_count(s->n_duplicates),
-               o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them");
-    if (s->n_out_of_order > 0)
-        printf("  Reordered   %12s   events sorted by time\n", show_count(s->n_out_of_order));
+    const struct {
+        const char *label;
+        uint64_t n;
+        const char *what;
+    } seen[] = {
+        {"Left out", s->n_out_of_range, "events out of --since and --until"},
+        {"Left out", s->n_not_sampled, "events of users who are not in the sample"},
+        {"Left out", s->n_filtered_events,
+         show_printf("events of %s rare users and %s rare items", show_count(s->n_filtered_users),
+                     show_count(s->n_filtered_items))},
+        {"Unknown", s->n_unknown_actions,
+         "events without an action: history, not labels of ranking"},
+        {"Skipped", s->n_skipped, show_printf("bad rows, in %s/skipped.txt", show_path(o->out))},
+        {"Duplicates", s->n_duplicates,
+         o->request.drop_duplicates ? "dropped" : "kept; --drop-duplicates drops them"},
+        {"Reordered", s->n_out_of_order, "events sorted by time"},
+    };
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++)
+        if (seen[i].n > 0)
+            printf("  %-11s %12s   %s\n", seen[i].label, show_count(seen[i].n), seen[i].what);
     printf("  Took        %10.2f s   %s events/s\n", seconds,
            show_rounded(seconds > 0 ? rows / seconds : rows));
     if (o->emit_csv != NULL) printf("\nAlso written: %s\n", show_path(o->emit_csv));
@@ -414,10 +404,9 @@ static status read_source(const prep_options *o, pool *p, source_result *r) {
 /* DIR/skipped.txt: every row that was skipped, as "file:line: reason".  An old list goes. */
 static status write_skipped(const prep_options *o, bad_lines *bad) {
     enum { SHOWN_LINES = 10 };
-    char path[4096];
+    const char *path = show_join(o->out, "skipped.txt");
     out_file *f;
     uint64_t n = bad != NULL ? bad_lines_count(bad) : 0;
-    TRY(path_join(path, sizeof path, o->out, "skipped.txt"));
     if (n == 0) {
         if (unlink(path) != 0 && errno != ENOENT) return fail_errno("%s cannot be removed", path);
         return OK;

@@ -9,14 +9,10 @@
 
 /* -1: the CPU; else the number of the GPU. */
 static status read_device(const char *text, int *out) {
-    char *end;
+    char end;
     *out = strcmp(text, "cpu") == 0 ? -1 : 0;
     if (*out == -1 || strcmp(text, "auto") == 0 || strcmp(text, "cuda") == 0) return OK;
-    if (strncmp(text, "cuda:", 5) == 0 && text[5] >= '0' && text[5] <= '9') {
-        long n = strtol(text + 5, &end, 10);
-        *out = (int)n;
-        if (*end == '\0' && n < 1024) return OK;
-    }
+    if (sscanf(text, "cuda:%4d%c", out, &end) == 1 && isdigit((unsigned char)text[5])) return OK;
     return fail(ERR_USAGE, "--device %.60s: must be auto, cpu, cuda or cuda:N", text);
 }
 

@@ -17,6 +17,9 @@
 /* What a browser draws with ease; of more spans the longest are drawn. */
 enum { MAX_DRAWN = 40000, TOP_ROWS = 20 };
 
+/* Names of files after the folder's are shorter than the rest. */
+enum { MAX_OUT = SHOW_PATH_BYTES - 400 };
+
 TEXT_FILE(timeline_js, "src/cli/machine/timeline.js");
 
 /* Lanes: first the host's threads, then CUDA's calls, then streams as they come. */
@@ -232,8 +235,7 @@ static status profile_page_write(const profile *p, const char *path) {
 
 /* A table without rows has no file; one of an earlier profile is removed. */
 static status write_csv(const char *folder, const char *name, const buf *text) {
-    char path[SHOW_PATH_BYTES];
-    TRY(path_join(path, sizeof path, folder, show_printf("%s.csv", name)));
+    const char *path = show_join(folder, show_printf("%s.csv", name));
     if (text->n_bytes > 0) return page_save(text, path);
     return unlink(path) == 0 || errno == ENOENT ? OK : fail_errno("%s", path);
 }
@@ -350,7 +352,7 @@ static status tell_idle(const profile *p) {
 /* trace.json, or what torch.profiler.tensorboard_trace_handler calls it: the worker, and the time,
  * by which the plugin puts traces of one worker in order. */
 static status write_trace(const profile *p, const profile_view *v, uint16_t cycle) {
-    char host[256] = "localhost", path[SHOW_PATH_BYTES];
+    char host[256] = "localhost";
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     gethostname(host, sizeof host - 1);
@@ -358,7 +360,7 @@ static status write_trace(const profile *p, const profile_view *v, uint16_t cycl
     if (v->is_tensorboard)
         name = show_printf("%s_%ld.%lld%09ld.pt.trace.json", host, (long)getpid(),
                            (long long)now.tv_sec, now.tv_nsec);
-    TRY(path_join(path, sizeof path, v->out, name));
+    const char *path = show_join(v->out, name);
     TRY(trace_write(p, cycle, v->is_tensorboard, path));
     log_info("%s   for %s; every table is beside it as csv", show_path(path),
              v->is_tensorboard ? "tensorboard --logdir (with the package torch-tb-profiler)"
@@ -369,7 +371,6 @@ static status write_trace(const profile *p, const profile_view *v, uint16_t cycl
 /* One for each cycle; each takes time with the number of all spans. */
 static status write_traces(const profile *p, const profile_view *v) {
     enum { MAX_TRACES = 100 };
-    char path[SHOW_PATH_BYTES];
     int last = 0;
     for (size_t i = 0; i < p->recorder.n_steps; i++)
         if (p->recorder.steps[i].cycle > last) last = p->recorder.steps[i].cycle;
@@ -378,8 +379,7 @@ static status write_traces(const profile *p, const profile_view *v) {
         st = write_trace(p, v, (uint16_t)cycle);
     /* An earlier profile may have had more cycles. */
     for (int i = last + 2; st == OK && !v->is_tensorboard && i <= MAX_TRACES; i++)
-        if (path_join(path, sizeof path, v->out, show_printf("trace-%d.json", i)) == OK)
-            (void)unlink(path);
+        (void)unlink(show_join(v->out, show_printf("trace-%d.json", i)));
     if (last >= MAX_TRACES)
         log_warn("only the first %d of %d cycles have a trace; --repeat ends after fewer",
                  MAX_TRACES, last + 1);
@@ -387,7 +387,7 @@ static status write_traces(const profile *p, const profile_view *v) {
 }
 
 status profile_show(const profile *p, const profile_view *v) {
-    char path[SHOW_PATH_BYTES];
+    if (strlen(v->out) > MAX_OUT) return fail(ERR_USAGE, "--out: the path is too long");
     TRY(folder_create(v->out, NULL));
     for (int i = 0; i < N_TABLES; i++)
         TRY(show_table(p, i, v));
@@ -396,34 +396,35 @@ status profile_show(const profile *p, const profile_view *v) {
     if (v->range != NULL && p->recorder.n_spans == 0)
         log_warn("no range '%s' was recorded; a profile without --range lists all", v->range);
     TRY(write_traces(p, v));
-    TRY(path_join(path, sizeof path, v->out, "report.html"));
-    TRY(profile_page_write(p, path));
-    log_info("%s   timeline, tables and idle gaps in one page", show_path(path));
+    TRY(profile_page_write(p, show_join(v->out, "report.html")));
+    log_info("%s   timeline, tables and idle gaps in one page",
+             show_path(show_join(v->out, "report.html")));
     return OK;
 }
 
 enum { EXIT_NOT_STARTED = 127 };
 
-/* Whether a name is a path of, or on PATH, a program that may be started; `path` is where. */
-static bool find_program(const char *name, char path[PATH_MAX]) {
+static bool is_program(const char *path) {
+    return access(path, X_OK) == 0 && !folder_exists(path);
+}
+
+/* Where a program that may be started is: its name is a path, or on PATH; NULL: nowhere. */
+static const char *find_program(const char *name) {
     const char *folders = env_path();
-    snprintf(path, PATH_MAX, "%s", name);
-    if (strchr(name, '/') != NULL) return access(name, X_OK) == 0 && !folder_exists(name);
+    if (strchr(name, '/') != NULL) return is_program(name) ? name : NULL;
     while (folders != NULL && *folders != '\0') {
         size_t n = strcspn(folders, ":");
-        snprintf(path, PATH_MAX, "%.*s/%s", (int)n, folders, name);
-        if (n > 0 && access(path, X_OK) == 0 && !folder_exists(path)) return true;
+        const char *path = show_printf("%.*s/%s", (int)n, folders, name);
+        if (n > 0 && is_program(path)) return path;
         folders += n + (folders[n] == ':');
     }
-    return false;
+    return NULL;
 }
 
 /* Whether a path is this very program. */
 static bool is_own(const char *path) {
     char own[CONFIG_PATH_BYTES];
-    struct stat a, b;
-    return work_own_path(own) == OK && stat(own, &a) == 0 && stat(path, &b) == 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return work_own_path(own) == OK && file_is_same(own, path);
 }
 
 /* hstu-inject.so beside the program, or where `make install` puts it. */
@@ -474,19 +475,16 @@ static status wait_for_child(pid_t pid, int *how) {
     return OK;
 }
 
-static void describe_end(const char *name, int how, char failed[256]) {
-    failed[0] = '\0';
+static status check_end(const char *name, int how) {
     if (WIFSIGNALED(how))
-        snprintf(failed, 256, "%.100s was ended by signal %d (%s)", name, WTERMSIG(how),
-                 strsignal(WTERMSIG(how)));
-    else if (WIFEXITED(how) && WEXITSTATUS(how) != 0)
-        snprintf(failed, 256, "%.100s ended with exit code %d", name, WEXITSTATUS(how));
+        return fail(ERR_IO, "%.100s was ended by signal %d (%s)", name, WTERMSIG(how),
+                    strsignal(WTERMSIG(how)));
+    if (!WIFEXITED(how) || WEXITSTATUS(how) == 0) return OK;
+    return fail(ERR_IO, "%.100s ended with exit code %d", name, WEXITSTATUS(how));
 }
 
-static status run_program(char **argv, const char *folder, const profiler_options *o,
-                          char failed[256]) {
+static status run_program(char **argv, const char *folder, const profiler_options *o, int *how) {
     char library[PATH_MAX];
-    int how;
     TRY(find_library(library));
     fflush(NULL);
     pid_t pid = fork();
@@ -497,24 +495,22 @@ static status run_program(char **argv, const char *folder, const profiler_option
     sigaction(SIGINT, &ignored, NULL); /* a terminal sends it to the program as well */
     sigaction(SIGTERM, &ours, NULL);
     if (o->toggle > 0) sigaction(o->toggle, &ours, NULL);
-    status st = wait_for_child(pid, &how);
-    if (st == OK) describe_end(argv[0], how, failed);
-    return st;
+    return wait_for_child(pid, how);
 }
 
 /* Runs the program with its output on stderr, waits, and fills the profile, which is to be ended by
- * profile_fini in any case.  The records go to a folder inside `out` for the time being.  *failed:
- * how the program ended, where that was not exit code 0; else "". */
+ * profile_fini in any case.  The records go to a folder inside `out` for the time being.  *how: how
+ * the program ended, as of wait. */
 static status profile_program(profile *p, char **argv, const char *out, const profiler_options *o,
-                              char failed[256]) {
+                              int *how) {
     scratch_folder *records = NULL;
     char folder[PATH_MAX];
     buf text = {0};
     *p = (profile){0};
-    failed[0] = '\0';
+    *how = 0;
     TRY(scratch_folder_create(&records, out, "records-"));
     status st = realpath(scratch_folder_path(records), folder) != NULL ? OK : fail_errno("%s", out);
-    if (st == OK) st = run_program(argv, folder, o, failed);
+    if (st == OK) st = run_program(argv, folder, o, how);
     if (st == OK) st = profile_load(p, folder, &o->schedule, &text);
     if (st == OK) tell_lines(buf_str(&text));
     if (st == OK && o->step != NULL && p->recorder.step == 0)
@@ -585,15 +581,14 @@ static status check(const profile_args *a) {
 /* The tables come even of a program that failed: they may say why. */
 static status profile_a_program(const profile_args *a, char **argv) {
     profile p;
-    char failed[256];
+    int how;
     if (a->o.schedule.active > 0 && a->o.step == NULL)
         return fail(ERR_USAGE, "--active counts steps: say which NVTX range of the program is one "
                                "with --step NAME ('step*' for every name that begins so)");
-    status st = profile_program(&p, argv, a->view.out, &a->o, failed);
+    status st = profile_program(&p, argv, a->view.out, &a->o, &how);
     if (st == OK) st = profile_show(&p, &a->view);
     profile_fini(&p);
-    if (st == OK && failed[0] != '\0') st = fail(ERR_IO, "%s", failed);
-    return st;
+    return st == OK ? check_end(argv[0], how) : st;
 }
 
 /* Before the command runs, which may take hours: a folder that cannot be written to says so now. */
@@ -605,13 +600,12 @@ static status make_folder(const char *path, bool *is_new) {
 
 static status profile_command(const profile_args *a, int argc, char **argv) {
     profile p;
-    char path[PATH_MAX];
     const command *c = find_command(argv[0]);
     TRY(check(a));
-    bool is_there = c == NULL && strcmp(argv[0], "profile") != 0 && find_program(argv[0], path);
-    bool is_us = is_there ? is_own(path) : strcmp(argv[0], "hstu") == 0;
+    const char *path = c == NULL && strcmp(argv[0], "profile") != 0 ? find_program(argv[0]) : NULL;
+    bool is_us = path != NULL ? is_own(path) : strcmp(argv[0], "hstu") == 0;
     if (is_us && argc > 1) return profile_command(a, argc - 1, argv + 1);
-    if (is_there) return profile_a_program(a, argv);
+    if (path != NULL) return profile_a_program(a, argv);
     if (c == NULL)
         return fail(ERR_USAGE,
                     "'%.100s' is not a command of hstu that can be profiled, nor a program on PATH",

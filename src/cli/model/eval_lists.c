@@ -299,14 +299,12 @@ static void write_line(const listing *l, const protocol *p, const char *event, j
 static status write_run(const listing *l, const protocol *p) {
     static const char *const events[] = {"start", "eval", "done"};
     static const char about[] = "{\"source\": {\"model\": \"lists\"}}\n";
-    char path[4096];
     bool is_new;
     run_log log;
     buf line = {0};
     TRY(folder_create(l->a->out, &is_new));
     if (!is_new) return fail(ERR_USAGE, "%s: already exists; choose another --out", l->a->out);
-    TRY(path_join(path, sizeof path, l->a->out, "config.json"));
-    TRY(file_write(path, about, sizeof about - 1));
+    TRY(file_write(show_join(l->a->out, "config.json"), about, sizeof about - 1));
     TRY(replicates_write(&l->replicates, l->a->out, split_part_name(l->a->part)));
     TRY(run_log_open(&log, l->a->out));
     status st = OK;
