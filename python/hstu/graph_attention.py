@@ -71,6 +71,9 @@ class Graph:
         weakref.finalize(self, _destroy, self._handles)
         _graphs[self.number] = self
 
+    def __reduce__(self):  # a copy has handles of its own, also in another process
+        return type(self), (self.indptr, self.indices, self.n_columns)
+
     def handle(self, device):
         key = (os.getpid(), device)
         if key not in self._handles:
@@ -324,9 +327,9 @@ def _attend(graph, given, rest):
 
 
 def _widened(given):
-    """The CPU computes in float32, and terms are float32."""
-    return tuple(t.float() if t is not None and t.dtype != torch.float32 and (i > 2 or t.device.type == "cpu") else t
-                 for i, t in enumerate(given))
+    """The CPU computes in float32, whatever the floating point type, and terms are float32; what is no such type is refused."""
+    return tuple(t.float() if t is not None and t.dtype != torch.float32 and
+                 (i > 2 or t.device.type == "cpu" and t.is_floating_point()) else t for i, t in enumerate(given))
 
 
 def graph_attn(graph: Graph, q: Optional[Tensor] = None, k: Optional[Tensor] = None, v: Optional[Tensor] = None,

@@ -5,6 +5,8 @@ usage: check_torch.py [DEVICE [TYPE]]     cpu or cuda; float32, bfloat16 or floa
 
 The rule: the error against float64 is at most twice that of the naive formula in the same type.  The last line
 printed is "ok"."""
+import copy
+import pickle
 import sys
 
 import torch
@@ -394,6 +396,9 @@ def graph_operators():
     begin[2] = 1000000000  # is nobody's business any more
     if kept.indptr.tolist() != [0, 2, 3]:
         sys.exit("check_torch.py: a graph changes with the tensor that it was made of")
+    for twin in (copy.copy(kept), copy.deepcopy({"graph": kept})["graph"], pickle.loads(pickle.dumps(kept))):
+        if twin.handle(-1).value == kept.handle(-1).value or not torch.equal(spmm(twin, v[:2, 0]), spmm(kept, v[:2, 0])):
+            sys.exit("check_torch.py: a copy of a graph is another, or the same")
     for part, wrong in (("column 1 twice", lambda: Graph([0, 2], [1, 1], 3)),
                         ("indptr must ascend", lambda: Graph([0, 5, 3, 4], [0, 1, 2, 3], 4)),
                         ("has column -1", lambda: Graph([0, 1], [-1], 3)), ("has column 3", lambda: Graph([0, 1], [3], 3)),
@@ -403,6 +408,8 @@ def graph_operators():
                         ("indptr ends with 3", lambda: Graph([0, 3], [1], 3)),
                         ("no autograd formula", lambda: torch.autograd.grad(torch.autograd.grad(
                             graph_attn(graph, q, k, v).square().sum(), v, create_graph=True)[0].sum(), v)),
+                        ("not torch.int64", lambda: graph_attn(graph, q.long(), k.long(), v.long())),
+                        ("not torch.int32", lambda: spmm(graph, torch.ones(4, 8, dtype=torch.int32, device=DEVICE), reduce="mean")),
                         ("weight is 'soft'", lambda: graph_attn(graph, v=v, weight="soft"))):
         try:
             wrong()
