@@ -171,7 +171,7 @@ int64_t pass_n_unlabelled(const pass *p) {
 /* This rank's rows of (T, E) act. */
 static void *own_rows(const model *m, const sequences *s, void *rows) {
     int64_t n, first = rows_own(s->n_tokens, m->sequence, &n);
-    return (char *)rows + first * m->dim * (int64_t)act_bytes(m->be->act);
+    return nn_act_at(m->be, rows, first * m->dim);
 }
 
 /* Rows that go into layer i, or for i = n_layers come out of the last. */

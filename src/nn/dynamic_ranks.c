@@ -68,24 +68,15 @@ static int64_t sum_of(const int64_t *n, int size) {
     return sum;
 }
 
-/* n_send rows to each rank, n_receive of each: from d->out to d->in. */
-static status exchange(dynamic_tables *d, int64_t row_bytes) {
+/* n_send rows to each rank, n_receive of each: from d->out to d->in, or on the host from d->ids to
+ * d->in_ids. */
+static status exchange(dynamic_tables *d, int64_t row_bytes, bool is_on_host) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = d->n_send,
                          .n_receive = d->n_receive,
-                         .from = d->out.memory,
-                         .to = d->in.memory};
-    return d->comm->ops->all_to_all(d->comm, &a);
-}
-
-/* The same from d->ids to d->in_ids. */
-static status exchange_on_host(dynamic_tables *d, int64_t row_bytes) {
-    all_to_all_args a = {.row_bytes = row_bytes,
-                         .n_send = d->n_send,
-                         .n_receive = d->n_receive,
-                         .from = d->ids.memory,
-                         .to = d->in_ids.memory};
-    return comm_host_exchange(d->comm, &a);
+                         .from = is_on_host ? d->ids.memory : d->out.memory,
+                         .to = is_on_host ? d->in_ids.memory : d->in.memory};
+    return is_on_host ? comm_host_exchange(d->comm, &a) : d->comm->ops->all_to_all(d->comm, &a);
 }
 
 status dynamic_move_rows(dynamic_tables *d, const dynamic_table *t, int64_t n,
@@ -254,7 +245,7 @@ static status exchange_rows(dynamic_tables *d, dynamic_table *t) {
     TRY(reserve_rows(d, &d->in, (size_t)(n_receive * bytes)));
     TRY(list_travels(d, t, n_send, true));
     TRY(move_listed(d, t, n_send, d->out.memory, false));
-    TRY(exchange(d, bytes));
+    TRY(exchange(d, bytes, false));
     TRY(list_travels(d, t, n_receive, false));
     t->held.traffic.sent += n_send * bytes;
     return move_listed(d, t, n_receive, d->in.memory, true);
@@ -269,7 +260,7 @@ static status exchange_missing(dynamic_tables *d, dynamic_table *t) {
     for (int r = 0; r < d->comm->size; r++)
         for (int64_t i = 0; i < t->n; i++)
             if (travels(&t->held, i, d->comm->rank, r)) *out++ = t->has_no_row[i];
-    TRY(exchange_on_host(d, 1));
+    TRY(exchange(d, 1, true));
     for (int r = 0; r < d->comm->size; r++)
         for (int64_t i = 0; i < t->n; i++) {
             if (!travels(&t->held, i, r, d->comm->rank)) continue;
@@ -326,7 +317,7 @@ static status ask(dynamic_tables *d, dynamic_table *t, int64_t n) {
     }
     TRY(exchange_counts(d));
     TRY(reserve(&d->in_ids, (size_t)sum_of(d->n_receive, size) * sizeof *t->ids));
-    return exchange_on_host(d, sizeof *t->ids);
+    return exchange(d, sizeof *t->ids, true);
 }
 
 /* d->out = the rows that this rank is asked for. */
@@ -363,7 +354,7 @@ status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n) {
     int64_t *swapped = d->n_send;
     d->n_send = d->n_receive;
     d->n_receive = swapped;
-    TRY(exchange(d, row));
+    TRY(exchange(d, row, false));
     TRY(list_by_holder(d, t, n));
     return dynamic_move_rows(d, t, n, d->list.memory, d->in.memory, t->value, true);
 }

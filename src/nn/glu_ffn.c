@@ -1,19 +1,5 @@
 #include "nn/glu_ffn.h"
 
-linear_args linear_of_param(const param *w, const param *b, int64_t n, const void *x, void *y) {
-    return (linear_args){.n = n,
-                         .n_in = (int32_t)w->shape[1],
-                         .n_out = (int32_t)w->shape[0],
-                         .is_transposed = true,
-                         .f = EPILOGUE_NONE,
-                         .x = x,
-                         .w = w->value,
-                         .bias = b != NULL ? b->value : NULL,
-                         .y = y,
-                         .dw = w->grad,
-                         .dbias = b != NULL ? b->grad : NULL};
-}
-
 status glu_ffn_add_params(glu_ffn *f, int32_t dim, int32_t dim_ffn, const char *const names[3],
                           init_rule (*rule)(int64_t, int64_t), param_list *params,
                           const char *prefix) {

@@ -5,7 +5,7 @@
  * Weights are stored (out, in), and there are no biases. */
 #pragma once
 
-#include "nn/params.h"
+#include "nn/mlp.h"
 
 typedef struct glu_ffn {
     int32_t dim, dim_ffn; /* E, F */
@@ -36,6 +36,3 @@ status glu_ffn_fwd(const glu_ffn *f, const glu_ffn_acts *a, backend *be, int64_t
 /* dh = the gradient of h, which may take the place of dy; adds to the weights' gradients. */
 status glu_ffn_bwd(const glu_ffn *f, const glu_ffn_acts *a, const glu_ffn_scratch *s, backend *be,
                    int64_t n, const dropout *drop, void *dy, void *dh);
-
-/* y = x W^T (+ b), a weight stored (n_out, n_in) and NULL or its bias, in both directions. */
-linear_args linear_of_param(const param *w, const param *b, int64_t n, const void *x, void *y);

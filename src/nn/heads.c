@@ -226,7 +226,7 @@ static float beta_of(const loss_config *c, int32_t n_negatives) {
 
 static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                           const batch_layout *p, const piece *s, const loss_rows *rows) {
-    size_t skip = (size_t)s->first * (size_t)c->width * act_bytes(be->act);
+    int64_t skip = (int64_t)s->first * c->width;
     bool is_listed = c->listed != NULL;
     if (c->mol != NULL) {
         mol_batch b = mol_batch_of(c, p, rows);
@@ -237,7 +237,7 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                                  .n_negatives = a->n_negatives,
                                  .dim = c->width,
                                  .n_rows = is_listed ? (int32_t)c->listed->step.n : c->n_items,
-                                 .query = (const char *)rows->x + skip,
+                                 .query = nn_act_at(be, rows->x, skip),
                                  .table = is_listed ? rows->table : c->item->value + c->width,
                                  .positive = p->label.device + s->first,
                                  .negative = a->negative.device,
@@ -250,7 +250,7 @@ static status train_piece(const loss_config *c, const loss_acts *a, backend *be,
                                  .corrects_positive = c->corrects_positive,
                                  .grad_scale = p->grad_scale.device,
                                  .loss = rows->sum,
-                                 .dquery = (char *)rows->dx + skip,
+                                 .dquery = nn_act_at(be, rows->dx, skip),
                                  .dtable =
                                      is_listed ? c->listed->step.grad : c->item->grad + c->width,
                                  .scratch = a->scratch};

@@ -230,11 +230,6 @@ static float *grad(const param *p) {
     return p != NULL ? p->grad : NULL;
 }
 
-/* The element `at` of the first row of a buffer of activations. */
-static void *column_of(const backend *be, void *rows, int64_t at) {
-    return (char *)rows + at * (int64_t)act_bytes(be->act);
-}
-
 /* The ops' arguments for both directions; each pass fills in the rest. */
 static norm_args norm_of(const hstu_layer *l, const hstu_acts *a, int64_t n, const void *x) {
     const hstu_layer_config *c = &l->config;
@@ -283,9 +278,9 @@ static attn_args attn_of(const hstu_layer *l, const hstu_acts *a, backend *be, c
                        .n_rows_k = s->n_tokens,
                        .offsets_q = s->offsets,
                        .offsets_k = s->offsets,
-                       .v = column_of(be, a->uvqk_y, g),
-                       .q = column_of(be, a->uvqk_y, g + v),
-                       .k = column_of(be, a->uvqk_y, g + v + qk),
+                       .v = nn_act_at(be, a->uvqk_y, g),
+                       .q = nn_act_at(be, a->uvqk_y, g + v),
+                       .k = nn_act_at(be, a->uvqk_y, g + v + qk),
                        .stride_q = width(c),
                        .stride_k = width(c),
                        .stride_v = width(c),
@@ -589,7 +584,7 @@ static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *b
     const hstu_layer_config *c = &l->config;
     const chosen_rows *chosen = &s->chosen;
     int64_t half = width(c) / 2, g = dim_gate(c);
-    void *vk = a->uvqk_y, *uq = column_of(be, vk, s->n_tokens * half);
+    void *vk = a->uvqk_y, *uq = nn_act_at(be, vk, s->n_tokens * half);
     attn_args attn = attn_of(l, a, be, s);
     gate_args gate = gate_of(l, a, s);
     linear_packed_args all = half_of(l, &l->vk, s->n_tokens, a->normed, vk);
@@ -607,8 +602,8 @@ static status forward_chosen(const hstu_layer *l, const hstu_acts *a, backend *b
     attn.n_rows_q = gate.n = chosen->n;
     attn.offsets_q = chosen->offsets;
     attn.v = vk;
-    attn.k = column_of(be, vk, g);
-    attn.q = column_of(be, uq, g);
+    attn.k = nn_act_at(be, vk, g);
+    attn.q = nn_act_at(be, uq, g);
     gate.u = uq;
     attn.stride_q = attn.stride_k = attn.stride_v = gate.stride_u = half;
     kv_put_args put = put_of(l, &attn, s);
@@ -714,9 +709,9 @@ static status attn_backward(const hstu_layer *l, const hstu_acts *a, const hstu_
         return hstu_rows_give_grad(&a->rows, c, be, s->n_tokens, scratch->d_uvqk);
     }
     attn.dout = scratch->d_attn;
-    attn.dv = column_of(be, scratch->d_uvqk, g);
-    attn.dq = column_of(be, scratch->d_uvqk, g + v);
-    attn.dk = column_of(be, scratch->d_uvqk, g + v + qk);
+    attn.dv = nn_act_at(be, scratch->d_uvqk, g);
+    attn.dq = nn_act_at(be, scratch->d_uvqk, g + v);
+    attn.dk = nn_act_at(be, scratch->d_uvqk, g + v + qk);
     if (!c->is_fuxi) return be->ops->attn_bwd(be, &attn);
     return be->ops->attn_channels_bwd(be, &(attn_channels_args){attn, a->third});
 }

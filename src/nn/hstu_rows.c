@@ -90,25 +90,21 @@ status hstu_rows_fetch(const hstu_rows *r, const hstu_layer_config *c, backend *
     return exchange(c, be, n, width(c), r->sent, r->qkv, false);
 }
 
-static void *column_of(const backend *be, void *rows, int64_t at) {
-    return (char *)rows + at * (int64_t)act_bytes(be->act);
-}
-
 void hstu_rows_attn(const hstu_rows *r, const hstu_layer_config *c, backend *be, bool is_backward,
                     attn_args *a) {
     int64_t v = heads(c) * c->dim_v, qk = heads(c) * c->dim_qk;
     a->n_heads = (int32_t)heads(c);
     a->v = r->qkv;
-    a->q = column_of(be, r->qkv, v);
-    a->k = column_of(be, r->qkv, v + qk);
+    a->q = nn_act_at(be, r->qkv, v);
+    a->k = nn_act_at(be, r->qkv, v + qk);
     a->stride_q = a->stride_k = a->stride_v = width(c);
     a->stride_out = v;
     a->out = is_backward ? NULL : r->out;
     if (!is_backward) return;
     a->dout = r->out;
     a->dv = r->d_qkv;
-    a->dq = column_of(be, r->d_qkv, v);
-    a->dk = column_of(be, r->d_qkv, v + qk);
+    a->dq = nn_act_at(be, r->d_qkv, v);
+    a->dk = nn_act_at(be, r->d_qkv, v + qk);
 }
 
 status hstu_rows_give(const hstu_rows *r, const hstu_layer_config *c, backend *be, int64_t n,

@@ -346,16 +346,11 @@ static status add_rows(const bank *b, row_groups *groups, backend *be, int64_t n
     return be->ops->scatter(be, &a);
 }
 
-/* Token number n of a buffer of tokens. */
-static void *token_at(const input *in, const backend *be, void *tokens, int64_t n) {
-    return (char *)tokens + (size_t)(n * in->config.dim) * act_bytes(be->act);
-}
-
 static status embed_parts(const input *in, const input_acts *a, backend *be,
                           const batch_layout *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
-    void *context_tokens = token_at(in, be, a->tokens, p->n_events);
+    void *context_tokens = nn_act_at(be, a->tokens, (int64_t)p->n_events * c->dim);
     void *event_x = has_item_mlp(c) ? a->event_x : a->tokens;
     void *context_x = has_context_mlp(c) ? a->context_x : context_tokens;
     TRY(read_rows(&in->events, &a->event_list, be, p->n_events, p->event_row.device, event_x));
@@ -396,7 +391,8 @@ status input_fwd(const input *in, const input_acts *a, backend *be, const batch_
 static status split_parts(const input *in, input_acts *a, backend *be, const batch_layout *p) {
     const input_config *c = &in->config;
     int64_t n_context = (int64_t)p->n_users * c->n_context;
-    void *d_event = a->d_tokens, *d_context = token_at(in, be, a->d_tokens, p->n_events);
+    void *d_event = a->d_tokens,
+         *d_context = nn_act_at(be, a->d_tokens, (int64_t)p->n_events * c->dim);
     if (has_item_mlp(c)) {
         TRY(mlp_bwd(&in->item_mlp, &a->item_mlp, be, p->n_events, a->event_x, d_event,
                     a->d_event_x));

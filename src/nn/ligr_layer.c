@@ -2,21 +2,6 @@
 
 typedef enum { SITE_ATTENTION, SITE_ONE, SITE_FFN, SITE_TWO, N_SITES } site_kind;
 
-/* Names and first values are those of RecTools' LiGRLayer. */
-static status add_linear(param_list *params, const char *prefix, const char *name, int64_t n_out,
-                         int64_t n_in, double bias, param **w, param **b) {
-    char names[2][48];
-    bool is_packed = n_out > n_in; /* in_proj_weight */
-    snprintf(names[0], sizeof names[0], "%s%sweight", name, is_packed ? "_" : ".");
-    snprintf(names[1], sizeof names[1], "%s%sbias", name, is_packed ? "_" : ".");
-    init_rule rule = {.kind = bias > 0 ? INIT_UNIFORM : INIT_ZERO, .scale = bias};
-    param_spec weight = {prefix, names[0], 2, {n_out, n_in}, init_xavier_normal(n_in, n_out),
-                         false};
-    param_spec shift = {prefix, names[1], 1, {n_out}, rule, false};
-    TRY(param_add(params, &weight, w));
-    return param_add(params, &shift, b);
-}
-
 static status add_norm(param_list *params, const char *prefix, int which, int64_t e, param **w,
                        param **b) {
     const char *const names[2][2] = {{"layer_norm_1.weight", "layer_norm_1.bias"},
@@ -27,27 +12,30 @@ static status add_norm(param_list *params, const char *prefix, int which, int64_
     return param_add(params, &shift, b);
 }
 
+/* Names and first values are those of RecTools' LiGRLayer. */
 static status add_params(layer *of, const layer_config *c, param_list *params,
                          const layer_place *place) {
     static const char *const ffn[] = {"feed_forward.ff_linear_1.weight",
                                       "feed_forward.ff_linear_2.weight",
                                       "feed_forward.ff_linear_3.weight"};
-    static const char *const gates[] = {"gating_linear_1", "gating_linear_2"};
+    static const char *const gates[] = {"gating_linear_1.", "gating_linear_2."};
     ligr_layer *l = &of->ligr;
     int64_t e = c->ligr.dim;
+    init_rule square = init_xavier_normal(e, e), zero = {.kind = INIT_ZERO};
+    init_rule gate = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)e)};
     char own[64];
     snprintf(own, sizeof own, LIGR_PREFIX "%d.", place->index);
     const char *prefix = place->prefix != NULL ? place->prefix : own;
     l->config = c->ligr;
     l->site = layer_site(of->kind, place->index);
-    TRY(add_linear(params, prefix, "multi_head_attn.in_proj", 3 * e, e, 0, &l->in_proj,
-                   &l->in_proj_bias));
-    TRY(add_linear(params, prefix, "multi_head_attn.out_proj", e, e, 0, &l->out_proj,
-                   &l->out_proj_bias));
+    TRY(dense_add_params(params, prefix, "multi_head_attn.in_proj_", 3 * e, e,
+                         init_xavier_normal(e, 3 * e), zero, &l->in_proj, &l->in_proj_bias));
+    TRY(dense_add_params(params, prefix, "multi_head_attn.out_proj.", e, e, square, zero,
+                         &l->out_proj, &l->out_proj_bias));
     for (int i = 0; i < 2; i++) {
         TRY(add_norm(params, prefix, i, e, &l->norm[i], &l->norm_bias[i]));
-        TRY(add_linear(params, prefix, gates[i], e, e, 1 / sqrt((double)e), &l->gate[i],
-                       &l->gate_bias[i]));
+        TRY(dense_add_params(params, prefix, gates[i], e, e, square, gate, &l->gate[i],
+                             &l->gate_bias[i]));
     }
     return glu_ffn_add_params(&l->ffn, l->config.dim, l->config.dim_ffn, ffn, init_xavier_normal,
                               params, prefix);
@@ -97,27 +85,15 @@ static norm_args norm_of(const ligr_layer *l, const ligr_acts *a, int64_t n, int
 static softmax_attn_args attn_of(const ligr_layer *l, const ligr_acts *a, const backend *be,
                                  const sequences *s) {
     const ligr_layer_config *c = &l->config;
-    int32_t d = c->dim / c->n_heads;
-    size_t columns = (size_t)c->dim * act_bytes(be->act);
-    return (softmax_attn_args){
-        .n_sequences = s->n_sequences,
-        .n_heads = c->n_heads,
-        .dim = d,
-        .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
-        .n_rows = s->n_tokens,
-        .offsets = s->offsets,
-        .mask.rule.kind = MASK_CAUSAL,
-        .q = a->qkv,
-        .k = (char *)a->qkv + columns,
-        .v = (char *)a->qkv + 2 * columns,
-        .stride_q = 3 * (int64_t)c->dim,
-        .stride_k = 3 * (int64_t)c->dim,
-        .stride_v = 3 * (int64_t)c->dim,
-        .out = a->attn,
-        .stride_out = c->dim,
-        .alpha = 1 / sqrtf((float)d),
-        .drop = sequences_drop(s, c->dropout_rate, l->site + SITE_ATTENTION),
-        .log_sum = a->log_sum};
+    softmax_attn_args attn =
+        sequences_attn(s, c->dim, c->n_heads, c->dropout_rate, l->site + SITE_ATTENTION);
+    attn.q = a->qkv;
+    attn.k = nn_act_at(be, a->qkv, c->dim);
+    attn.v = nn_act_at(be, a->qkv, 2 * (int64_t)c->dim);
+    attn.stride_q = attn.stride_k = attn.stride_v = 3 * (int64_t)c->dim;
+    attn.out = a->attn;
+    attn.log_sum = a->log_sum;
+    return attn;
 }
 
 /* y = x + sigmoid(gate) * dropped(branch); the gradients of both replace them. */
@@ -197,7 +173,7 @@ static status backward(const layer *of, const layer_acts *all, const layer_scrat
     const ligr_layer *l = &of->ligr;
     const ligr_acts *a = &all->ligr;
     const ligr_scratch *scratch = &shared->ligr;
-    int64_t n = s->n_tokens, columns = l->config.dim * (int64_t)act_bytes(be->act);
+    int64_t n = s->n_tokens, columns = l->config.dim;
     norm_args one = norm_of(l, a, n, 0, x, a->normed), two = norm_of(l, a, n, 1, a->z, a->ffn.h);
     linear_args in = linear_of_param(l->in_proj, l->in_proj_bias, n, a->normed, NULL);
     linear_args to = linear_of_param(l->out_proj, l->out_proj_bias, n, a->attn, NULL);
@@ -208,8 +184,8 @@ static status backward(const layer *of, const layer_acts *all, const layer_scrat
     one.adds_dx = two.adds_dx = true;
     to.dy = a->branch[0];
     in.dy = attn.dq = scratch->d_qkv;
-    attn.dk = (char *)attn.dq + columns;
-    attn.dv = (char *)attn.dq + 2 * columns;
+    attn.dk = nn_act_at(be, attn.dq, columns);
+    attn.dv = nn_act_at(be, attn.dq, 2 * columns);
     attn.dout = scratch->d;
     TRY(split_branch(of, a, be, s, 1, a->z, d));
     TRY(glu_ffn_bwd(&l->ffn, &a->ffn, &scratch->ffn, be, n, &drop, a->branch[1], scratch->d));

@@ -41,6 +41,11 @@ status nn_new_pinned(nn_memory *mem, void **out, size_t bytes);
 /* *out = (rows, dim) activations, not zeroed where they are borrowed. */
 status nn_new_act(nn_memory *mem, void **out, int64_t rows, int64_t dim);
 
+/* Element `at` of activations. */
+static inline void *nn_act_at(const backend *be, const void *acts, int64_t at) {
+    return (char *)(uintptr_t)acts + at * (int64_t)act_bytes(be->act);
+}
+
 #define NN_NEW(mem, pointer, n)      nn_new((mem), (void **)(pointer), (n), sizeof **(pointer))
 #define NN_NEW_HOST(mem, pointer, n) nn_new_host((mem), (void **)(pointer), (n), sizeof **(pointer))
 

@@ -15,17 +15,40 @@ status nn_linear(backend *be, const linear_packed_args *a) {
     return a->put != NULL ? be->ops->kv_put(be, a->put) : OK;
 }
 
+status dense_add_params(param_list *params, const char *prefix, const char *name, int64_t n_out,
+                        int64_t n_in, init_rule weight, init_rule bias, param **w, param **b) {
+    char names[2][48];
+    snprintf(names[0], sizeof names[0], "%sweight", name);
+    snprintf(names[1], sizeof names[1], "%sbias", name);
+    param_spec of_w = {prefix, names[0], 2, {n_out, n_in}, weight, false};
+    param_spec of_b = {prefix, names[1], 1, {n_out}, bias, false};
+    TRY(param_add(params, &of_w, w));
+    return b != NULL ? param_add(params, &of_b, b) : OK;
+}
+
+linear_args linear_of_param(const param *w, const param *b, int64_t n, const void *x, void *y) {
+    return (linear_args){.n = n,
+                         .n_in = (int32_t)w->shape[1],
+                         .n_out = (int32_t)w->shape[0],
+                         .is_transposed = true,
+                         .f = EPILOGUE_NONE,
+                         .x = x,
+                         .w = w->value,
+                         .bias = b != NULL ? b->value : NULL,
+                         .y = y,
+                         .dw = w->grad,
+                         .dbias = b != NULL ? b->grad : NULL};
+}
+
 status mlp_add_params(mlp *m, const mlp_config *c, param_list *params, const char *prefix) {
     *m = (mlp){.config = *c};
     for (int i = 0; i < c->n_layers; i++) {
         int64_t n_in = c->width[i], n_out = c->width[i + 1];
-        char weight[24], bias[24];
-        snprintf(weight, sizeof weight, "%d.weight", 2 * i);
-        snprintf(bias, sizeof bias, "%d.bias", 2 * i);
-        param_spec w = {prefix, weight, 2, {n_out, n_in}, init_xavier_uniform(n_in, n_out), false};
-        param_spec b = {prefix, bias, 1, {n_out}, {.kind = INIT_ZERO}, false};
-        TRY(param_add(params, &w, &m->w[i]));
-        if (c->has_bias) TRY(param_add(params, &b, &m->b[i]));
+        char name[16];
+        snprintf(name, sizeof name, "%d.", 2 * i);
+        TRY(dense_add_params(params, prefix, name, n_out, n_in, init_xavier_uniform(n_in, n_out),
+                             (init_rule){.kind = INIT_ZERO}, &m->w[i],
+                             c->has_bias ? &m->b[i] : NULL));
     }
     return OK;
 }
@@ -43,20 +66,10 @@ status mlp_alloc(mlp_acts *a, const mlp *m, const nn_room *room, int64_t max_row
 
 linear_packed_args mlp_layer(const mlp *m, const mlp_acts *a, int i, int64_t n, const void *x) {
     const mlp_config *c = &m->config;
-    const param *w = m->w[i], *b = m->b[i];
-    return (linear_packed_args){.layer = {.n = n,
-                                          .n_in = c->width[i],
-                                          .n_out = c->width[i + 1],
-                                          .is_transposed = true,
-                                          .f = i + 1 < c->n_layers ? c->f : EPILOGUE_NONE,
-                                          .x = i > 0 ? a->y[i - 1] : x,
-                                          .w = w->value,
-                                          .bias = b != NULL ? b->value : NULL,
-                                          .z = a->z[i],
-                                          .y = a->y[i],
-                                          .dw = w->grad,
-                                          .dbias = b != NULL ? b->grad : NULL},
-                                .packed = m->packed[i]};
+    linear_args l = linear_of_param(m->w[i], m->b[i], n, i > 0 ? a->y[i - 1] : x, a->y[i]);
+    l.f = i + 1 < c->n_layers ? c->f : EPILOGUE_NONE;
+    l.z = a->z[i];
+    return (linear_packed_args){.layer = l, .packed = m->packed[i]};
 }
 
 status mlp_pack(mlp *m, nn_memory *memory) {

@@ -10,6 +10,14 @@ status nn_pack(nn_memory *memory, linear_packed_args *a);
 /* linear_packed, or the ops that it stands for where a->packed is NULL. */
 status nn_linear(backend *be, const linear_packed_args *a);
 
+/* A dense layer's weight (n_out, n_in) and, unless b is NULL, its bias: NAMEweight and NAMEbias
+ * after the prefix. */
+status dense_add_params(param_list *params, const char *prefix, const char *name, int64_t n_out,
+                        int64_t n_in, init_rule weight, init_rule bias, param **w, param **b);
+
+/* y = x W^T (+ b), a weight stored (n_out, n_in) and NULL or its bias, in both directions. */
+linear_args linear_of_param(const param *w, const param *b, int64_t n, const void *x, void *y);
+
 enum { MLP_MAX_LAYERS = 8 };
 
 typedef struct mlp_config {

@@ -17,12 +17,10 @@ static status add(param_list *l, const char *prefix, const char *name, int n_dim
 /* A dense layer as torch has it, (out, in). */
 static status add_linear(param_list *l, const char *prefix, int number, int64_t n_in, int64_t n_out,
                          param **w, param **b) {
-    char weight[24], bias[24];
-    snprintf(weight, sizeof weight, "%d.weight", number);
-    snprintf(bias, sizeof bias, "%d.bias", number);
-    TRY(add(l, prefix, weight, 2, n_out, n_in, init_xavier_normal(n_in, n_out), w));
-    if (b == NULL) return OK;
-    return add(l, prefix, bias, 1, n_out, 0, (init_rule){.kind = INIT_ZERO}, b);
+    char name[16];
+    snprintf(name, sizeof name, "%d.", number);
+    return dense_add_params(l, prefix, name, n_out, n_in, init_xavier_normal(n_in, n_out),
+                            (init_rule){.kind = INIT_ZERO}, w, b);
 }
 
 /* The reference draws every matrix again, the bias of the GLU included, which has two dimensions;
@@ -162,30 +160,17 @@ status mol_alloc(mol_acts *a, const mol *m, nn_memory *mem, int64_t max_rows, in
     return fill_identity(a, mem);
 }
 
-static linear_args linear_of(int64_t n, const param *w, const param *b, const void *x, void *y) {
-    return (linear_args){.n = n,
-                         .n_in = (int32_t)w->shape[1],
-                         .n_out = (int32_t)w->shape[0],
-                         .is_transposed = true,
-                         .x = x,
-                         .w = w->value,
-                         .bias = b != NULL ? b->value : NULL,
-                         .y = y,
-                         .dw = w->grad,
-                         .dbias = b != NULL ? b->grad : NULL};
-}
-
 /* The first layer of a gate's MLP. */
 static linear_args hidden_of(int64_t n, const param *w, const param *b, const void *x, void *z,
                              void *y) {
-    linear_args a = linear_of(n, w, b, x, y);
+    linear_args a = linear_of_param(w, b, n, x, y);
     a.f = EPILOGUE_SILU;
     a.z = z;
     return a;
 }
 
 static linear_args glu_linear(const mol_side *s, const mol_side_acts *a, int64_t n) {
-    linear_args l = linear_of(n, s->glu_w, s->glu_b, a->in, a->z);
+    linear_args l = linear_of_param(s->glu_w, s->glu_b, n, a->in, a->z);
     l.is_transposed = false;
     l.n_in = s->n_in;
     l.n_out = 2 * s->config.hidden;
@@ -230,10 +215,10 @@ static status side_fwd(const mol_side *s, mol_side_acts *a, backend *be, int64_t
         TRY(be->ops->mol_glu_fwd(be, &glu));
         last = a->a;
     }
-    linear_args out = linear_of(n, s->w, s->b, last, a->y);
+    linear_args out = linear_of_param(s->w, s->b, n, last, a->y);
     l2_args l2 = l2_of(s, a, n, eps);
     linear_args hidden = hidden_of(n, s->gate_w[0], s->gate_b, x, a->gate_z, a->gate_y);
-    linear_args gate = linear_of(n, s->gate_w[1], NULL, a->gate_y, a->gate);
+    linear_args gate = linear_of_param(s->gate_w[1], NULL, n, a->gate_y, a->gate);
     TRY(be->ops->linear_fwd(be, &out));
     TRY(be->ops->l2_fwd(be, &l2));
     TRY(be->ops->linear_fwd(be, &hidden));
@@ -244,7 +229,7 @@ static status side_fwd(const mol_side *s, mol_side_acts *a, backend *be, int64_t
 static status side_bwd(const mol_side *s, mol_side_acts *a, backend *be, int64_t n,
                        const dropout *drop, float eps, void *dx) {
     l2_args l2 = l2_of(s, a, n, eps);
-    linear_args out = linear_of(n, s->w, s->b, s->config.hidden > 0 ? a->a : a->in, a->y);
+    linear_args out = linear_of_param(s->w, s->b, n, s->config.hidden > 0 ? a->a : a->in, a->y);
     out.dy = a->d_y;
     out.dx = s->config.hidden > 0 ? a->d_a : dx;
     TRY(be->ops->l2_bwd(be, &l2));
@@ -261,7 +246,7 @@ static status side_bwd(const mol_side *s, mol_side_acts *a, backend *be, int64_t
         dropout_args d = {.n = n, .dim = s->n_in, .x = dx, .y = dx, .drop = *drop};
         TRY(be->ops->dropout(be, &d));
     }
-    linear_args gate = linear_of(n, s->gate_w[1], NULL, a->gate_y, a->gate);
+    linear_args gate = linear_of_param(s->gate_w[1], NULL, n, a->gate_y, a->gate);
     linear_args hidden = hidden_of(n, s->gate_w[0], s->gate_b, a->x, a->gate_z, a->gate_y);
     gate.dy = a->d_gate;
     gate.dx = hidden.dy = a->d_gate_y;
@@ -287,20 +272,15 @@ static status cast_rows(backend *be, const mol_acts *a, int64_t n, int32_t dim, 
     return be->ops->gather(be, &g);
 }
 
-/* An activation of row i. */
-static void *at(const backend *be, const void *rows, int64_t i, int64_t dim) {
-    return (char *)(uintptr_t)rows + i * dim * (int64_t)act_bytes(be->act);
-}
-
 static l2_args user_l2(const mol *m, const mol_acts *a, backend *be, int t, int64_t n) {
     int64_t row = t * a->max_rows;
     int32_t d = m->config.dim_dot;
-    void *grad = a->d_user != NULL ? at(be, a->d_user, row, d) : NULL;
+    void *grad = a->d_user != NULL ? nn_act_at(be, a->d_user, row * d) : NULL;
     return (l2_args){.n = n,
                      .dim = d,
                      .eps = m->config.eps,
-                     .x = at(be, a->user_in, row, d),
-                     .y = at(be, a->user, row, d),
+                     .x = nn_act_at(be, a->user_in, row * d),
+                     .y = nn_act_at(be, a->user, row * d),
                      .scale = a->user_scale + row,
                      .dy = grad,
                      .dx = grad};
@@ -316,14 +296,14 @@ static status users_fwd(const mol *m, mol_acts *a, backend *be, int64_t n, const
                          .table = m->user[t]->value,
                          .index = a->user_row + row,
                          .scale = 1,
-                         .y = at(be, a->user_raw, row, d)};
+                         .y = nn_act_at(be, a->user_raw, row * d)};
         l2_args l2 = user_l2(m, a, be, t, n);
         TRY(be->ops->gather(be, &g));
         if (drop != NULL && m->config.user_dropout > 0) {
             dropout_args x = {.n = n,
                               .dim = d,
                               .x = g.y,
-                              .y = at(be, a->user_in, row, d),
+                              .y = nn_act_at(be, a->user_in, row * d),
                               .drop =
                                   drop_rows(drop, m->config.user_dropout, SITE_USER + (uint32_t)t)};
             TRY(be->ops->dropout(be, &x));
@@ -339,7 +319,7 @@ static status users_bwd(const mol *m, mol_acts *a, backend *be, const mol_batch 
     int32_t d = m->config.dim_dot;
     for (int t = 0; t < m->config.n_user; t++) {
         int64_t row = t * a->max_rows;
-        void *grad = at(be, a->d_user, row, d);
+        void *grad = nn_act_at(be, a->d_user, row * d);
         l2_args l2 = user_l2(m, a, be, t, b->n);
         dropout_args x = {.n = b->n,
                           .dim = d,
@@ -348,7 +328,7 @@ static status users_bwd(const mol *m, mol_acts *a, backend *be, const mol_batch 
                           .drop = drop_rows(b, m->config.user_dropout, SITE_USER + (uint32_t)t)};
         mol_penalty_args penalty = {.n = b->n * d,
                                     .weight = m->config.user_penalty,
-                                    .x = at(be, a->user_raw, row, d),
+                                    .x = nn_act_at(be, a->user_raw, row * d),
                                     .dx = grad,
                                     .grad_scale = b->grad_scale,
                                     .loss = b->loss};
@@ -378,11 +358,11 @@ static mol_args pairs_of(const mol *m, const mol_acts *a, const backend *be, int
                       .n_item = c->n_item,
                       .dim = c->dim_dot,
                       .temperature = c->temperature,
-                      .query = at(be, a->query.unit, first, m->query.n_out),
-                      .user = at(be, a->user, first, c->dim_dot),
+                      .query = nn_act_at(be, a->query.unit, first * m->query.n_out),
+                      .user = nn_act_at(be, a->user, first * c->dim_dot),
                       .user_stride = a->max_rows,
                       .items = a->item.unit,
-                      .query_gate = at(be, a->query.gate, first, n_gate),
+                      .query_gate = nn_act_at(be, a->query.gate, first * n_gate),
                       .item_gate = a->item.gate,
                       .pair_hidden = c->pair_hidden,
                       .pair_w = {m->pair_w[0]->value, m->pair_w[1]->value},
@@ -461,9 +441,9 @@ static status run_part(const mol *m, mol_acts *a, backend *be, const mol_batch *
     p.balance = c->balance;
     p.grad_scale = b->grad_scale;
     p.groups = (row_groups){n * n_each, (int32_t)b->n_items, a->pair_order, a->pair_begin};
-    p.dquery = at(be, a->query.d_unit, first, m->query.n_out);
-    p.duser = at(be, a->d_user, first, c->dim_dot);
-    p.dquery_gate = at(be, a->query.d_gate, first, n_gate);
+    p.dquery = nn_act_at(be, a->query.d_unit, first * m->query.n_out);
+    p.duser = nn_act_at(be, a->d_user, first * c->dim_dot);
+    p.dquery_gate = nn_act_at(be, a->query.d_gate, first * n_gate);
     p.ditem = a->d_items;
     p.ditem_gate = a->d_item_gate;
     TRY(be->ops->mol_index(be, &index));

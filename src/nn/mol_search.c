@@ -100,10 +100,6 @@ static status add_rows(backend *be, int32_t d, row_groups groups, float scale, c
     return be->ops->scatter(be, &a);
 }
 
-static const void *act_row(const backend *be, const void *rows, int64_t i, int64_t dim) {
-    return (const char *)rows + i * dim * (int64_t)act_bytes(be->act);
-}
-
 static status cast_rows(const mol_search *s, backend *be, int64_t n, const float *from, void *to) {
     gather_args g = {.n = n,
                      .dim = s->m->config.dim_dot,
@@ -148,7 +144,7 @@ status mol_search_index(mol_search *s, const mol_stages *stages, nn_memory *memo
             gather_args g = {.n = n,
                              .dim = d,
                              .is_act = true,
-                             .table = act_row(be, unit, r, d),
+                             .table = nn_act_at(be, unit, (int64_t)r * d),
                              .index = s->item_first,
                              .scale = 1,
                              .y = one};
@@ -293,7 +289,7 @@ static status first_stage(mol_search *s, backend *be, const rank_args *a) {
         TRY(be->ops->zero(be, s->sum, (size_t)(n * d) * sizeof *s->sum));
         TRY(add_rows(be, d, all, 1, unit, s->sum));
         for (int32_t t = 0; t < c->n_user; t++)
-            TRY(add_rows(be, d, each, 1, act_row(be, s->acts.user, t * s->acts.max_rows, d),
+            TRY(add_rows(be, d, each, 1, nn_act_at(be, s->acts.user, t * s->acts.max_rows * d),
                          s->sum));
         TRY(cast_rows(s, be, n, s->sum, s->query));
         TRY(find_candidates(s, be, a, s->mean, s->stages.mean));
@@ -303,9 +299,9 @@ static status first_stage(mol_search *s, backend *be, const rank_args *a) {
         gather_args g = {.n = n,
                          .dim = d,
                          .is_act = true,
-                         .table = is_user
-                                      ? act_row(be, s->acts.user, (p - own) * s->acts.max_rows, d)
-                                      : act_row(be, unit, p, d),
+                         .table =
+                             is_user ? nn_act_at(be, s->acts.user, (p - own) * s->acts.max_rows * d)
+                                     : nn_act_at(be, unit, (int64_t)p * d),
                          .index = is_user ? s->number : s->query_first,
                          .scale = 1,
                          .y = s->query};
@@ -386,7 +382,7 @@ static status run_some(mol_search *s, backend *be, const rank_args *all, const u
         s->users.host[i] = users[first + i] < MOL_NOBODY ? (uint32_t)users[first + i] : MOL_NOBODY;
     TRY(STAGED_SEND(be, &s->users, n));
     a.n_queries = n;
-    a.query = act_row(be, all->query, first, s->m->config.dim);
+    a.query = nn_act_at(be, all->query, (int64_t)first * s->m->config.dim);
     if (a.seen_offsets != NULL) a.seen_offsets += first;
     if (a.allowed != NULL) a.allowed += first;
     if (a.target != NULL) a.target += first;

@@ -7,14 +7,10 @@ static status add_attention(sasrec_layer *l, param_list *params, int index) {
     init_rule zero = {.kind = INIT_ZERO};
     char prefix[48];
     snprintf(prefix, sizeof prefix, "attention_layers.%d.", index);
-    param_spec in = {prefix, "in_proj_weight", 2, {3 * e, e}, init_xavier_normal(e, 3 * e), false};
-    param_spec in_bias = {prefix, "in_proj_bias", 1, {3 * e}, zero, false};
-    param_spec out = {prefix, "out_proj.weight", 2, {e, e}, init_xavier_normal(e, e), false};
-    param_spec out_bias = {prefix, "out_proj.bias", 1, {e}, zero, false};
-    TRY(param_add(params, &in, &l->in_proj));
-    TRY(param_add(params, &in_bias, &l->in_proj_bias));
-    TRY(param_add(params, &out, &l->out_proj));
-    return param_add(params, &out_bias, &l->out_proj_bias);
+    TRY(dense_add_params(params, prefix, "in_proj_", 3 * e, e, init_xavier_normal(e, 3 * e), zero,
+                         &l->in_proj, &l->in_proj_bias));
+    return dense_add_params(params, prefix, "out_proj.", e, e, init_xavier_normal(e, e), zero,
+                            &l->out_proj, &l->out_proj_bias);
 }
 
 /* The FFN is a pair of convolutions of kernel size 1 in the reference; hence the last 1. */
@@ -24,14 +20,13 @@ static status add_ffn(sasrec_layer *l, param_list *params, int index) {
     init_rule from_f = {.kind = INIT_UNIFORM, .scale = 1 / sqrt((double)f)};
     char prefix[48];
     snprintf(prefix, sizeof prefix, "forward_layers.%d._conv1d.", index);
-    param_spec w1 = {prefix, "0.weight", 3, {f, e, 1}, init_xavier_normal(e, f), false};
-    param_spec b1 = {prefix, "0.bias", 1, {f}, from_e, false};
-    param_spec w2 = {prefix, "3.weight", 3, {e, f, 1}, init_xavier_normal(f, e), false};
-    param_spec b2 = {prefix, "3.bias", 1, {e}, from_f, false};
-    TRY(param_add(params, &w1, &l->w1));
-    TRY(param_add(params, &b1, &l->b1));
-    TRY(param_add(params, &w2, &l->w2));
-    return param_add(params, &b2, &l->b2);
+    TRY(dense_add_params(params, prefix, "0.", f, e, init_xavier_normal(e, f), from_e, &l->w1,
+                         &l->b1));
+    TRY(dense_add_params(params, prefix, "3.", e, f, init_xavier_normal(f, e), from_f, &l->w2,
+                         &l->b2));
+    l->w1->n_dims = l->w2->n_dims = 3;
+    l->w1->shape[2] = l->w2->shape[2] = 1;
+    return OK;
 }
 
 static status add_params(layer *of, const layer_config *c, param_list *params,
@@ -114,26 +109,16 @@ static norm_args norm_of(const sasrec_layer *l, const sasrec_acts *acts, int64_t
 static softmax_attn_args attn_of(const sasrec_layer *l, const sasrec_acts *acts, const backend *be,
                                  const sequences *s) {
     const sasrec_layer_config *c = &l->config;
-    int32_t d = c->dim / c->n_heads;
-    return (softmax_attn_args){
-        .n_sequences = s->n_sequences,
-        .n_heads = c->n_heads,
-        .dim = d,
-        .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
-        .n_rows = s->n_tokens,
-        .offsets = s->offsets,
-        .mask.rule.kind = MASK_CAUSAL,
-        .q = acts->q,
-        .k = acts->kv,
-        .v = (char *)acts->kv + (size_t)c->dim * act_bytes(be->act),
-        .stride_q = c->dim,
-        .stride_k = 2 * (int64_t)c->dim,
-        .stride_v = 2 * (int64_t)c->dim,
-        .out = acts->attn,
-        .stride_out = c->dim,
-        .alpha = 1 / sqrtf((float)d),
-        .drop = sequences_drop(s, c->dropout_rate, l->site + SITE_ATTENTION),
-        .log_sum = acts->log_sum};
+    softmax_attn_args a =
+        sequences_attn(s, c->dim, c->n_heads, c->dropout_rate, l->site + SITE_ATTENTION);
+    a.q = acts->q;
+    a.k = acts->kv;
+    a.v = nn_act_at(be, acts->kv, c->dim);
+    a.stride_q = c->dim;
+    a.stride_k = a.stride_v = 2 * (int64_t)c->dim;
+    a.out = acts->attn;
+    a.log_sum = acts->log_sum;
+    return a;
 }
 
 /* y = dropped(x) at one of the block's sites; does nothing where x is y and the rate is 0. */
@@ -230,7 +215,7 @@ static status attention_bwd(const layer *of, const sasrec_acts *acts, backend *b
     attn.dout = scratch->b;
     attn.dq = scratch->d_q;
     attn.dk = scratch->d_kv;
-    attn.dv = (char *)scratch->d_kv + (size_t)l->config.dim * act_bytes(be->act);
+    attn.dv = nn_act_at(be, scratch->d_kv, l->config.dim);
     TRY(be->ops->softmax_attn_bwd(be, &attn));
     q.dy = scratch->d_q;
     q.dx = scratch->a;

@@ -60,6 +60,22 @@ static inline dropout sequences_drop(const sequences *s, float rate, uint32_t si
     return d;
 }
 
+/* Causal softmax attention; the layer sets the rows, their strides and log_sum. */
+static inline softmax_attn_args sequences_attn(const sequences *s, int32_t dim, int32_t n_heads,
+                                               float rate, uint32_t site) {
+    return (softmax_attn_args){
+        .n_sequences = s->n_sequences,
+        .n_heads = n_heads,
+        .dim = dim / n_heads,
+        .max_len = s->len_bound, /* the dropout's columns must not depend on the batch */
+        .n_rows = s->n_tokens,
+        .offsets = s->offsets,
+        .mask.rule.kind = MASK_CAUSAL,
+        .stride_out = dim,
+        .alpha = 1 / sqrtf((float)(dim / n_heads)),
+        .drop = sequences_drop(s, rate, site)};
+}
+
 /* Stochastic depth of one branch, whose x, y and residual the layer sets; with rate 0 there is
  * nothing to do. */
 static inline dropout_args sequences_path(const sequences *s, float rate, uint32_t site,
