@@ -73,6 +73,19 @@ void sort_texts(const char **text, size_t n) {
     if (n > 1) qsort(text, n, sizeof *text, compare_texts);
 }
 
+static int compare_int32(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+int32_t sort_distinct(int32_t *x, int32_t n) {
+    int32_t kept = 0;
+    if (n > 1) qsort(x, (size_t)n, sizeof *x, compare_int32);
+    for (int32_t i = 0; i < n; i++)
+        if (i == 0 || x[i] != x[kept - 1]) x[kept++] = x[i];
+    return kept;
+}
+
 double median(double *x, int n) {
     sort_doubles(x, (size_t)n);
     return x[n / 2];

@@ -20,6 +20,9 @@ void sort_doubles(double *x, size_t n);
 void sort_uint64(uint64_t *x, size_t n);
 void sort_texts(const char **text, size_t n);
 
+/* Sorts x, ascending, and keeps one of equal numbers; returns how many are left. */
+int32_t sort_distinct(int32_t *x, int32_t n);
+
 /* The upper median of x[0..n-1], n > 0; sorts x. */
 double median(double *x, int n);
 

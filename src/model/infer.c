@@ -640,7 +640,7 @@ status infer_distinct(const infer *f, arena *scratch, int32_t *rows, int32_t *n)
     uint64_t *bits, n_words = (uint64_t)f->table.items.n / 64 + 1;
     int32_t kept = 0;
     if ((uint64_t)*n * WORDS < n_words) {
-        *n = pass_distinct_rows(rows, *n);
+        *n = sort_distinct(rows, *n);
         return OK;
     }
     TRY(ARENA_NEW(scratch, &bits, n_words));

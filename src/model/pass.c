@@ -529,19 +529,6 @@ status pass_score_cached(pass *p, const batch *b, kv_store *store, const layout_
 
 /* The catalogue ranked for the users of a batch: seen items, ranks of targets, top k. */
 
-static int compare_rows(const void *a, const void *b) {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
-int32_t pass_distinct_rows(int32_t *rows, int32_t n) {
-    int32_t kept = 0;
-    if (n > 0) qsort(rows, (size_t)n, sizeof *rows, compare_rows);
-    for (int32_t i = 0; i < n; i++)
-        if (i == 0 || rows[i] != rows[kept - 1]) rows[kept++] = rows[i];
-    return kept;
-}
-
 void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows) {
     int32_t n = 0;
     offsets[0] = 0;
@@ -551,7 +538,7 @@ void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets,
             int32_t row = corpus->row[b->item[i]];
             if (row >= 0) rows[n + n_mine++] = row;
         }
-        n += pass_distinct_rows(rows + n, n_mine);
+        n += sort_distinct(rows + n, n_mine);
         offsets[u + 1] = n;
     }
 }

@@ -166,7 +166,4 @@ status pass_components(pass *p, int32_t n, const float *items, float *to_host);
  * `rows` has room for the tokens of the batch. */
 void pass_seen_rows(const batch *b, const model_items *corpus, int32_t *offsets, int32_t *rows);
 
-/* Sorts n rows and keeps one of each; returns how many are left. */
-int32_t pass_distinct_rows(int32_t *rows, int32_t n);
-
 uint64_t pass_memory_bytes(const pass *p); /* of the backend, without what is borrowed */

@@ -259,20 +259,12 @@ static status find_candidates(mol_search *s, backend *be, const rank_args *all, 
     return OK;
 }
 
-static int compare_rows(const void *a, const void *b) {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Ascending, each once, and -1 after the last: the lists of several products. */
 static void distinct_rows(mol_search *s, int32_t n_queries) {
     for (int32_t i = 0; i < n_queries; i++) {
-        int32_t *row = s->row.host + (int64_t)i * s->n_candidates, n = 0;
-        if (s->n_found[i] > 0) qsort(row, (size_t)s->n_found[i], sizeof *row, compare_rows);
-        for (int32_t j = 0; j < s->n_found[i]; j++)
-            if (n == 0 || row[j] != row[n - 1]) row[n++] = row[j];
-        s->n_found[i] = n;
-        for (; n < s->n_candidates; n++)
+        int32_t *row = s->row.host + (int64_t)i * s->n_candidates;
+        s->n_found[i] = sort_distinct(row, s->n_found[i]);
+        for (int32_t n = s->n_found[i]; n < s->n_candidates; n++)
             row[n] = -1;
     }
 }

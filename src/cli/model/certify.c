@@ -61,7 +61,7 @@ static status open_user(const service *v, uint64_t user, arena *a, user_events *
         int32_t row = v->items.row[u.item[i]];
         if (row >= 0) (*seen)[(*n_seen)++] = row;
     }
-    *n_seen = pass_distinct_rows(*seen, *n_seen);
+    *n_seen = sort_distinct(*seen, *n_seen);
     window->n = n;
     window->item += u.n - n;
     window->action += u.n - n;

@@ -207,7 +207,7 @@ static status collect_items(incidence *in, const split *s, uint64_t stride, uint
         n = n_training_events(s, user * stride, max_events, &range);
         if (n > 0) memcpy(item, s->data->item + range.end - n, (size_t)n * sizeof *item);
         in->user_begin[user + 1] =
-            in->user_begin[user] + (uint64_t)pass_distinct_rows((int32_t *)item, (int32_t)n);
+            in->user_begin[user] + (uint64_t)sort_distinct((int32_t *)item, (int32_t)n);
     }
     return OK;
 }

@@ -429,11 +429,6 @@ float *optimizer_raw(const optimizer *o, const param *p) {
     return NULL;
 }
 
-status optimizer_read_rules(const optimizer *o, float *to_host) {
-    return o->be->ops->copy_out(o->be, to_host, o->late.rules + LATE_RULE,
-                                (size_t)o->now * LATE_RULE * sizeof *to_host);
-}
-
 status optimizer_redo_rules(optimizer *o, const float *rules, int32_t n) {
     const ops *f = o->be->ops;
     TRY(begin_late(o));

@@ -89,9 +89,8 @@ status optimizer_begin_averages(optimizer *o);
 float *optimizer_last(const optimizer *o, const param *p);
 float *optimizer_raw(const optimizer *o, const param *p);
 
-/* The rules of the steps since all rows were up to date, host (now, LATE_RULE); and the same again,
- * for rows that have their last steps. */
-status optimizer_read_rules(const optimizer *o, float *to_host);
+/* The steps since all rows were up to date again, for rows that have their last steps: their rules,
+ * host (n, LATE_RULE). */
 status optimizer_redo_rules(optimizer *o, const float *rules, int32_t n);
 
 /* Requests the norm of the last update, if it is watched, as pass_fetch_loss does.  NAN at once if
