@@ -301,19 +301,23 @@ const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int
     return text;
 }
 
-static status check_shape(const st_file *f, const st_tensor *t, const param *p) {
+bool checkpoint_has_shape(const st_tensor *t, const param *p, int first) {
     bool is_same = t->n_dims == p->n_dims;
     int64_t shape[4];
     param_whole_shape(p, shape);
-    for (int d = 0; d < p->n_dims && is_same; d++)
+    for (int d = first; d < p->n_dims && is_same; d++)
         is_same = t->shape[d] == shape[d];
-    if (is_same) return OK;
+    return is_same;
+}
+
+status checkpoint_fail_shape(status st, const st_file *f, const st_tensor *t, const param *p,
+                             const char *but, const char *remedy) {
     char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
-    return fail(ERR_FORMAT,
-                "%s: '%s' has the shape %s, but the model here has %s; the checkpoint belongs to "
-                "another config or other data: use those it was trained with, or start a new run",
-                f->path, t->name, tensor_shape_text(there, t->n_dims, t->shape),
-                tensor_shape_text(here, p->n_dims, shape));
+    int64_t shape[4];
+    param_whole_shape(p, shape);
+    return fail(st, "%s: '%s' has the shape %s, but %s %s; %s", f->path, t->name,
+                tensor_shape_text(there, t->n_dims, t->shape), but,
+                tensor_shape_text(here, p->n_dims, shape), remedy);
 }
 
 /* Such a value would spread through every answer: all scores of a user are NaN then. */
@@ -338,7 +342,10 @@ status checkpoint_load_tensor(const st_file *f, backend *be, const param *p, con
                     "was trained with, or start a new run",
                     f->path, name);
     TRY(st_get(f, name, ST_F32, &t));
-    TRY(check_shape(f, t, p));
+    if (!checkpoint_has_shape(t, p, 0))
+        return checkpoint_fail_shape(ERR_FORMAT, f, t, p, "the model here has",
+                                     "the checkpoint belongs to another config or other data: use "
+                                     "those it was trained with, or start a new run");
     TRY(checkpoint_check_finite(f, t));
     return param_cut_take(p, be, t->data, to);
 }

@@ -105,6 +105,12 @@ status manifest_check_tables(const manifest *m);
  * times. */
 status checkpoint_copy_folder(const char *from, const char *to, int depth);
 
+/* Whether a tensor has the shape of a whole parameter, from dimension `first` on; and the failure
+ * st, "'NAME' has the shape THERE, but BUT HERE; REMEDY". */
+bool checkpoint_has_shape(const st_tensor *t, const param *p, int first);
+status checkpoint_fail_shape(status st, const st_file *f, const st_tensor *t, const param *p,
+                             const char *but, const char *remedy);
+
 /* "(8, 32)", for messages. */
 enum { SHAPE_TEXT_BYTES = 160 };
 const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);

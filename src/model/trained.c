@@ -186,14 +186,9 @@ static status load_half(const st_file *f, backend *be, const st_tensor *t, const
 
 static status load_param(const st_file *f, backend *be, const param *p) {
     const st_tensor *t = st_find(f, p->name);
-    int64_t shape[4];
     if (t == NULL || (t->dtype != ST_BF16 && t->dtype != ST_F16))
         return checkpoint_load_tensor(f, be, p, "", p->value);
-    bool is_same = t->n_dims == p->n_dims;
-    param_whole_shape(p, shape);
-    for (int d = 0; d < p->n_dims && is_same; d++)
-        is_same = t->shape[d] == shape[d];
-    if (!is_same) return damaged(f->path, "a shape is not that of the model");
+    if (!checkpoint_has_shape(t, p, 0)) return damaged(f->path, "a shape is not that of the model");
     return load_half(f, be, t, p);
 }
 
@@ -204,7 +199,7 @@ static status map_items(const st_file *f, model *m, const st_tensor *normed, boo
     bool needs_normed = model_normalises_items(m);
     *is_mapped = false;
     if (rows == NULL || rows->dtype != ST_F32 || (needs_normed && normed == NULL)) return OK;
-    if (rows->n_dims != 2 || rows->shape[0] != p->shape[0] || rows->shape[1] != p->shape[1])
+    if (!checkpoint_has_shape(rows, p, 0))
         return damaged(f->path, "a shape is not that of the model");
     if (needs_normed && (normed->dtype != ST_F32 || normed->n_dims != 2 ||
                          normed->shape[0] != p->shape[0] - 1 || normed->shape[1] != p->shape[1]))

@@ -50,27 +50,16 @@ static status check_finite(const import_job *j, const char *name, const float *x
     return OK;
 }
 
-static bool has_shape(const st_tensor *t, const param *p, int first) {
-    bool is_same = t->n_dims == p->n_dims;
-    for (int d = first; d < p->n_dims && is_same; d++)
-        is_same = t->shape[d] == p->shape[d];
-    return is_same;
-}
-
 static status wrong_shape(const import_job *j, const st_tensor *t, const param *p) {
-    char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
-    return fail(ERR_CONFIG,
-                "%s: '%s' has the shape %s, but the config makes it %s; give the config that the "
-                "checkpoint was trained with",
-                j->file->path, p->name, tensor_shape_text(there, t->n_dims, t->shape),
-                tensor_shape_text(here, p->n_dims, p->shape));
+    return checkpoint_fail_shape(ERR_CONFIG, j->file, t, p, "the config makes it",
+                                 "give the config that the checkpoint was trained with");
 }
 
 /* The values of a parameter, (p->n) of them, to `host`. */
 typedef status (*read_fn)(import_job *j, const st_tensor *t, const param *p, float *host);
 
 static status read_whole(import_job *j, const st_tensor *t, const param *p, float *host) {
-    if (!has_shape(t, p, 0)) return wrong_shape(j, t, p);
+    if (!checkpoint_has_shape(t, p, 0)) return wrong_shape(j, t, p);
     return torch_read_floats(j->file, t, 0, p->n_dims > 0 ? p->shape[0] : 1, host);
 }
 
@@ -115,7 +104,7 @@ static status check_unused(const import_job *j, bool (*is_other)(const char *nam
 static status read_items(import_job *j, const st_tensor *t, const param *p, float *host) {
     const seq_file *data = j->s->data;
     int64_t n_rows = 0, dim = p->shape[1];
-    if (!has_shape(t, p, 1)) return wrong_shape(j, t, p);
+    if (!checkpoint_has_shape(t, p, 1)) return wrong_shape(j, t, p);
     TRY(meta_count_rows(data, &n_rows));
     if (t->shape[0] < n_rows || (data->has_text_items && t->shape[0] != n_rows))
         return fail(ERR_CONFIG,

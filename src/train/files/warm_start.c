@@ -32,14 +32,9 @@ typedef struct row_source {
 enum { NAME_BYTES = PARAM_NAME_BYTES + 8, MAX_TABLES = 256 };
 
 static status refuse_shape(const st_file *f, const st_tensor *t, const param *p) {
-    char there[SHAPE_TEXT_BYTES], here[SHAPE_TEXT_BYTES];
-    int64_t shape[4];
-    param_whole_shape(p, shape);
-    return fail(ERR_CONFIG,
-                "%s: '%s' has the shape %s, but the model of this config %s; only tables may "
-                "grow: use the config of that run, or train without --init-from",
-                f->path, t->name, tensor_shape_text(there, t->n_dims, t->shape),
-                tensor_shape_text(here, p->n_dims, shape));
+    return checkpoint_fail_shape(ERR_CONFIG, f, t, p, "the model of this config",
+                                 "only tables may grow: use the config of that run, or train "
+                                 "without --init-from");
 }
 
 static status find_tensor(const st_file *f, const char *name, const char *suffix,
@@ -58,11 +53,8 @@ static status find_tensor(const st_file *f, const char *name, const char *suffix
 static status find_rows(const st_file *f, const row_source *rows, const char *suffix,
                         const param *p, const st_tensor **out) {
     TRY(find_tensor(f, rows->name, suffix, out));
-    const st_tensor *t = *out;
-    bool fits = t->n_dims == p->n_dims && t->shape[0] == rows->n_there;
-    for (int d = 1; d < p->n_dims && fits; d++)
-        fits = t->shape[d] == p->shape[d];
-    return fits ? OK : refuse_shape(f, t, p);
+    bool fits = checkpoint_has_shape(*out, p, 1) && (*out)->shape[0] == rows->n_there;
+    return fits ? OK : refuse_shape(f, *out, p);
 }
 
 static int64_t row_there(const row_source *rows, int64_t i) {
@@ -147,24 +139,16 @@ static status copy_tensor(const warm_job *j, const st_file *f, const param *p, c
                           float *to) {
     const st_tensor *t;
     TRY(find_tensor(f, p->name, suffix, &t));
-    bool fits = t->n_dims == p->n_dims;
-    int64_t shape[4];
-    param_whole_shape(p, shape);
-    for (int d = 0; d < p->n_dims && fits; d++)
-        fits = t->shape[d] == shape[d];
-    if (!fits) return refuse_shape(f, t, p);
+    if (!checkpoint_has_shape(t, p, 0)) return refuse_shape(f, t, p);
     return param_cut_take(p, j->c->be, t->data, to);
-}
-
-static bool fits_whole(const st_file *f, const param *p) {
-    const st_tensor *t = st_find(f, p->name);
-    return t != NULL && t->n_dims == 2 && t->shape[0] == p->shape[0] && t->shape[1] == p->shape[1];
 }
 
 /* Copies a parameter of the same shape with its state. */
 static status copy_whole(warm_job *j, int index) {
     const param *p = &j->c->params[index];
-    if (is_content(p) && !fits_whole(j->values, p)) return OK; /* vectors of another kind: new */
+    const st_tensor *there = st_find(j->values, p->name);
+    if (is_content(p) && (there == NULL || !checkpoint_has_shape(there, p, 0)))
+        return OK; /* vectors of another kind: new */
     const param shape = optimizer_state_shape(j->c->optimizer, p);
     const moments *state = &j->c->optimizer->state[index];
     TRY(copy_tensor(j, j->values, p, "", p->value));
