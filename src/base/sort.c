@@ -2,9 +2,10 @@
 
 #include "base/base.h"
 
-/* The counters of a digit are cleared and summed in each pass: short arrays have smaller digits.
- * The shortest are sorted by insertion. */
-enum { INSERTION_MAX = 48, BYTE_MAX = 4096, BYTE_BITS = 8, DIGIT_BITS = 11 };
+/* Counters are cleared and summed: short arrays have smaller digits.  The shortest are sorted by
+ * insertion. */
+enum { INSERTION_MAX = 48, BYTE_MAX = 4096, BYTE_BITS = 8, DIGIT_BITS = 11, MAX_DIGITS = 8 };
+enum { COUNTERS = (64 + DIGIT_BITS - 1) / DIGIT_BITS << DIGIT_BITS };
 
 static void sort_few(sort_pair *pairs, size_t n) {
     for (size_t i = 1; i < n; i++) {
@@ -16,29 +17,39 @@ static void sort_few(sort_pair *pairs, size_t n) {
     }
 }
 
-static void move_by_digit(const sort_pair *from, sort_pair *to, size_t n, int shift, int bits) {
-    size_t start[(1 << DIGIT_BITS) + 1], n_digits = (size_t)1 << bits, mask = n_digits - 1;
-    memset(start, 0, (n_digits + 1) * sizeof *start);
+/* count: of each digit. */
+static void move_by_digit(const sort_pair *from, sort_pair *to, size_t n, int shift, int bits,
+                          uint32_t *count) {
+    uint32_t before = 0, mask = (1u << bits) - 1;
+    for (uint32_t digit = 0; digit <= mask; digit++) {
+        uint32_t own = count[digit];
+        count[digit] = before;
+        before += own;
+    }
     for (size_t i = 0; i < n; i++)
-        start[(from[i].key >> shift & mask) + 1]++;
-    for (size_t digit = 1; digit < n_digits; digit++)
-        start[digit] += start[digit - 1];
-    for (size_t i = 0; i < n; i++)
-        to[start[from[i].key >> shift & mask]++] = from[i];
+        to[count[from[i].key >> shift & mask]++] = from[i];
 }
 
+/* All digits that differ are counted in one pass. */
 sort_pair *sort_pairs(sort_pair *pairs, sort_pair *other, size_t n) {
+    uint32_t counts[COUNTERS];
     uint64_t differing = 0;
-    int bits = n <= BYTE_MAX ? BYTE_BITS : DIGIT_BITS;
+    int bits = n <= BYTE_MAX ? BYTE_BITS : DIGIT_BITS, shift[MAX_DIGITS], n_digits = 0;
     if (n <= INSERTION_MAX) {
         sort_few(pairs, n);
         return pairs;
     }
     for (size_t i = 1; i < n; i++)
         differing |= pairs[i].key ^ pairs[0].key;
-    for (int shift = 0; shift < 64 && differing >> shift != 0; shift += bits) {
-        if ((differing >> shift & (((uint64_t)1 << bits) - 1)) == 0) continue; /* all alike */
-        move_by_digit(pairs, other, n, shift, bits);
+    uint32_t mask = (1u << bits) - 1;
+    for (int at = 0; at < 64; at += bits)
+        if (differing >> at & mask) shift[n_digits++] = at;
+    memset(counts, 0, ((size_t)n_digits << bits) * sizeof *counts);
+    for (size_t i = 0; i < n; i++)
+        for (int d = 0; d < n_digits; d++)
+            counts[(uint32_t)d << bits | (pairs[i].key >> shift[d] & mask)]++;
+    for (int d = 0; d < n_digits; d++) {
+        move_by_digit(pairs, other, n, shift[d], bits, counts + ((size_t)d << bits));
         sort_pair *swap = pairs;
         pairs = other;
         other = swap;

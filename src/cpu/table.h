@@ -1,5 +1,5 @@
-/* The CPU's side of dynamic tables (ops/table.h) from inside: the probe of a bucket, the sort by
- * hash, and the verbs.
+/* The CPU's side of dynamic tables (ops/table.h) from inside: the probe of a bucket, and the
+ * verbs.
  *
  * A probe is bound by memory latency: every loop over keys prefetches the cache lines of later
  * keys before it reads the lines of the current key. */
@@ -75,16 +75,6 @@ TABLE_ASK table_ask_row(const float *row, int32_t n_floats) {
     for (int32_t c = 0; c < n_floats; c += 16)
         __builtin_prefetch(row + c, 0, 2);
 }
-
-/* A hash and where it stood. */
-typedef struct table_hashed {
-    uint64_t hash;
-    uint32_t place;
-} table_hashed;
-
-/* Sorts n pairs by hash, stably; `other` is room for n more pairs. Returns where the result is: one
- * of the two arrays. */
-table_hashed *table_sort(table_hashed *pairs, table_hashed *other, int64_t n);
 
 /* Every verb `name` is cpu_table_name. */
 #define TABLE_OP(result, name, parameters, test) result cpu_table_##name parameters;

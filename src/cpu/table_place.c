@@ -19,8 +19,8 @@ typedef struct place_job {
     const table_level *l;
     const table_place_args *a;
     int64_t n;
-    const table_hashed *order; /* NULL: the keys are in order */
-    place_counts *counts;      /* (chunks) */
+    const sort_pair *order; /* NULL: the keys are in order */
+    place_counts *counts;   /* (chunks) */
 } place_job;
 
 /* The new keys of a run, best first; at most as many as a bucket has slots. */
@@ -35,7 +35,7 @@ static inline int64_t key_at(const place_job *job, int64_t i) {
 }
 
 static inline int64_t bucket_at(const place_job *job, int64_t i) {
-    uint64_t h = job->order != NULL ? job->order[i].hash : table_hash(job->a->keys[i]);
+    uint64_t h = job->order != NULL ? job->order[i].key : table_hash(job->a->keys[i]);
     return table_bucket(h, job->l->n_buckets);
 }
 
@@ -237,15 +237,15 @@ status cpu_table_place(backend *be, const table_level *l, const table_place_args
     place_job job = {.l = l, .a = a, .n = table_n_there(a->n, a->n_real)};
     int64_t n_chunks = cpu_n_chunks(job.n, PLACE_CHUNK);
     size_t counts_bytes = (size_t)n_chunks * sizeof(place_counts);
-    size_t pairs_bytes = a->is_ordered ? 0 : 2 * (size_t)job.n * sizeof(table_hashed);
+    size_t pairs_bytes = a->is_ordered ? 0 : 2 * (size_t)job.n * sizeof(sort_pair);
     void *memory;
     TRY(cpu_scratch(be, CPU_SHARED, counts_bytes + pairs_bytes, &memory));
     job.counts = memory;
     if (!a->is_ordered) {
-        table_hashed *pairs = (table_hashed *)((char *)memory + counts_bytes);
+        sort_pair *pairs = (sort_pair *)((char *)memory + counts_bytes);
         for (int64_t i = 0; i < job.n; i++)
-            pairs[i] = (table_hashed){table_hash(a->keys[i]), (uint32_t)i};
-        job.order = table_sort(pairs, pairs + job.n, job.n);
+            pairs[i] = (sort_pair){table_hash(a->keys[i]), (uint32_t)i};
+        job.order = sort_pairs(pairs, pairs + job.n, (size_t)job.n);
     }
     TRY(pool_run(be->workers, n_chunks, place_chunk, &job));
     close_gaps(&job, n_chunks);
