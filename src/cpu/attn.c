@@ -34,22 +34,22 @@ typedef struct fwd_work {
 } fwd_work;
 
 static fwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
-    attn_carve carve = {base, 0};
+    cpu_carve carve = {base, 0};
     fwd_work w = {.width_v = tile_round(a->dim_v, VEC)};
     size_t group = (size_t)attn_head_group(a);
     size_t d = group * (size_t)a->dim_qk, width = group * (size_t)w.width_v;
     w.rows = attn_rows_take(&carve, a, ATTN_QUERIES);
-    w.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
-    w.bucket = attn_take(&carve, ATTN_KEYS, 1);
-    w.keys = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
-    w.values = attn_take(&carve, ATTN_KEYS * width, sizeof(float));
-    w.query = attn_take(&carve, ATTN_QUERIES * d, sizeof(float));
-    w.out = attn_take(&carve, ATTN_QUERIES * width, sizeof(float));
-    w.bias = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
-    w.tile = attn_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
+    w.time = cpu_take(&carve, ATTN_KEYS, sizeof(int32_t));
+    w.bucket = cpu_take(&carve, ATTN_KEYS, 1);
+    w.keys = cpu_take(&carve, ATTN_KEYS * d, sizeof(float));
+    w.values = cpu_take(&carve, ATTN_KEYS * width, sizeof(float));
+    w.query = cpu_take(&carve, ATTN_QUERIES * d, sizeof(float));
+    w.out = cpu_take(&carve, ATTN_QUERIES * width, sizeof(float));
+    w.bias = cpu_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
+    w.tile = cpu_take(&carve, TILE_STRIP * ATTN_KEYS, sizeof(float));
     if (a->pages.table != NULL) {
-        w.paged_k = attn_take(&carve, ATTN_KEYS * d, sizeof(float));
-        w.paged_v = attn_take(&carve, ATTN_KEYS * group * (size_t)a->dim_v, sizeof(float));
+        w.paged_k = cpu_take(&carve, ATTN_KEYS * d, sizeof(float));
+        w.paged_v = cpu_take(&carve, ATTN_KEYS * group * (size_t)a->dim_v, sizeof(float));
     }
     *bytes = carve.used;
     return w;
@@ -219,12 +219,6 @@ status cpu_attn_fwd(backend *be, const attn_args *a) {
     return a->gate != NULL ? cpu_gate_fwd(be, a->gate) : OK;
 }
 
-void *attn_take(attn_carve *carve, size_t n, size_t size) {
-    void *taken = carve->base != NULL ? carve->base + carve->used : NULL;
-    carve->used += (n * size + 63) / 64 * 64;
-    return taken;
-}
-
 int32_t attn_head_group(const attn_args *a) {
     int32_t dim = a->dim_qk > a->dim_v ? a->dim_qk : a->dim_v;
     bool shares = a->bias == BIAS_TIME || (a->bias == BIAS_TABLE && a->table_heads == 1);
@@ -275,10 +269,10 @@ void attn_seq_take_keys(attn_seq *s, int32_t first) {
         s->time[j] = 0;
 }
 
-attn_rows attn_rows_take(attn_carve *carve, const attn_args *a, int n) {
+attn_rows attn_rows_take(cpu_carve *carve, const attn_args *a, int n) {
     attn_rows rows = {.max_spans = attn_mask_max_spans(a)};
-    rows.spans = attn_take(carve, (size_t)n * rows.max_spans, sizeof *rows.spans);
-    rows.n_spans = attn_take(carve, (size_t)n, sizeof *rows.n_spans);
+    rows.spans = cpu_take(carve, (size_t)n * rows.max_spans, sizeof *rows.spans);
+    rows.n_spans = cpu_take(carve, (size_t)n, sizeof *rows.n_spans);
     return rows;
 }
 

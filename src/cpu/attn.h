@@ -62,15 +62,6 @@ typedef struct attn_bias_grad {
     float *time;     /* (ATTN_TIME_COPIES, ATTN_TIME_STRIDE) */
 } attn_bias_grad;
 
-/* Carves the next part out of scratch memory, 64-byte aligned; with base NULL it only counts
- * bytes. */
-typedef struct attn_carve {
-    char *base;
-    size_t used;
-} attn_carve;
-
-void *attn_take(attn_carve *carve, size_t n, size_t size);
-
 /* How many heads are processed together: as many as share a bias and fit ATTN_WIDTH, else one. */
 int32_t attn_head_group(const attn_args *a);
 
@@ -90,7 +81,7 @@ typedef struct attn_kv_rows {
 attn_kv_rows attn_kv_at(const attn_seq *s, int32_t j, int32_t *n);
 
 /* Memory for n rows, and their spans. */
-attn_rows attn_rows_take(attn_carve *carve, const attn_args *a, int n);
+attn_rows attn_rows_take(cpu_carve *carve, const attn_args *a, int n);
 void attn_rows_fill(attn_rows *rows, const attn_seq *s, int32_t row, int n);
 
 /* The hull of rows r .. r + n - 1 among the current keys, rounded outwards to `round`. */

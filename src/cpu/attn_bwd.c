@@ -59,27 +59,27 @@ typedef struct bwd_work {
 } bwd_work;
 
 static bwd_work carve_work(const attn_args *a, char *base, size_t *bytes) {
-    attn_carve carve = {base, 0};
+    cpu_carve carve = {base, 0};
     bwd_work w = {.width_qk = tile_round(a->dim_qk, VEC), .width_v = tile_round(a->dim_v, VEC)};
     size_t width_qk = (size_t)w.width_qk, width_v = (size_t)w.width_v;
     size_t n_keys = ATTN_KEYS * (size_t)attn_head_group(a);
     w.rows = attn_rows_take(&carve, a, BWD_ROWS);
-    w.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
-    w.bucket = attn_take(&carve, BWD_ROWS * ATTN_KEYS, 1);
-    w.key_panels = attn_take(&carve, n_keys * width_qk, sizeof(float));
-    w.value_panels = attn_take(&carve, n_keys * width_v, sizeof(float));
-    w.keys = attn_take(&carve, n_keys * width_qk, sizeof(float));
-    w.query_panels = attn_take(&carve, BWD_ROWS * width_qk, sizeof(float));
-    w.dout_panels = attn_take(&carve, BWD_ROWS * width_v, sizeof(float));
-    w.query = attn_take(&carve, BWD_ROWS * width_qk, sizeof(float));
-    w.dout = attn_take(&carve, BWD_ROWS * width_v, sizeof(float));
-    w.bias = attn_take(&carve, BWD_TILE, sizeof(float));
-    w.a_tile = attn_take(&carve, BWD_TILE, sizeof(float));
-    w.ds_tile = attn_take(&carve, BWD_TILE, sizeof(float));
-    w.ds_sum = attn_take(&carve, BWD_TILE, sizeof(float));
-    w.dq = attn_take(&carve, n_keys * width_qk, sizeof(float));
-    w.dk = attn_take(&carve, n_keys * width_qk, sizeof(float));
-    w.dv = attn_take(&carve, n_keys * width_v, sizeof(float));
+    w.time = cpu_take(&carve, ATTN_KEYS, sizeof(int32_t));
+    w.bucket = cpu_take(&carve, BWD_ROWS * ATTN_KEYS, 1);
+    w.key_panels = cpu_take(&carve, n_keys * width_qk, sizeof(float));
+    w.value_panels = cpu_take(&carve, n_keys * width_v, sizeof(float));
+    w.keys = cpu_take(&carve, n_keys * width_qk, sizeof(float));
+    w.query_panels = cpu_take(&carve, BWD_ROWS * width_qk, sizeof(float));
+    w.dout_panels = cpu_take(&carve, BWD_ROWS * width_v, sizeof(float));
+    w.query = cpu_take(&carve, BWD_ROWS * width_qk, sizeof(float));
+    w.dout = cpu_take(&carve, BWD_ROWS * width_v, sizeof(float));
+    w.bias = cpu_take(&carve, BWD_TILE, sizeof(float));
+    w.a_tile = cpu_take(&carve, BWD_TILE, sizeof(float));
+    w.ds_tile = cpu_take(&carve, BWD_TILE, sizeof(float));
+    w.ds_sum = cpu_take(&carve, BWD_TILE, sizeof(float));
+    w.dq = cpu_take(&carve, n_keys * width_qk, sizeof(float));
+    w.dk = cpu_take(&carve, n_keys * width_qk, sizeof(float));
+    w.dv = cpu_take(&carve, n_keys * width_v, sizeof(float));
     *bytes = carve.used;
     return w;
 }

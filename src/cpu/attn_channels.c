@@ -29,23 +29,23 @@ typedef struct channels_work {
 
 static channels_work carve_work(const attn_channels_args *job, char *base, size_t *bytes) {
     const attn_args *a = &job->of;
-    attn_carve carve = {base, 0};
+    cpu_carve carve = {base, 0};
     channels_work w = {.job = job, .dim = a->n_heads * a->dim_v};
     size_t tile = TILE_STRIP * ATTN_KEYS;
     w.width = tile_round(w.dim, VEC);
     w.rows = attn_rows_take(&carve, a, ATTN_QUERIES);
-    w.time = attn_take(&carve, ATTN_KEYS, sizeof(int32_t));
-    w.bucket = attn_take(&carve, tile, 1);
-    w.values = attn_take(&carve, (size_t)ATTN_KEYS * w.width, sizeof(float));
-    w.bias = attn_take(&carve, ATTN_KEYS + TILE_PANEL, sizeof(float));
+    w.time = cpu_take(&carve, ATTN_KEYS, sizeof(int32_t));
+    w.bucket = cpu_take(&carve, tile, 1);
+    w.values = cpu_take(&carve, (size_t)ATTN_KEYS * w.width, sizeof(float));
+    w.bias = cpu_take(&carve, ATTN_KEYS + TILE_PANEL, sizeof(float));
     for (int m = 0; m < N_MAPS; m++) {
-        w.weights[m] = attn_take(&carve, tile, sizeof(float));
-        w.out[m] = attn_take(&carve, (size_t)ATTN_QUERIES * w.width, sizeof(float));
+        w.weights[m] = cpu_take(&carve, tile, sizeof(float));
+        w.out[m] = cpu_take(&carve, (size_t)ATTN_QUERIES * w.width, sizeof(float));
     }
     if (a->dout != NULL) {
-        w.ds = attn_take(&carve, tile, sizeof(float));
-        w.strip = attn_take(&carve, (size_t)TILE_STRIP * w.width, sizeof(float));
-        w.dv = attn_take(&carve, (size_t)ATTN_KEYS * w.width, sizeof(float));
+        w.ds = cpu_take(&carve, tile, sizeof(float));
+        w.strip = cpu_take(&carve, (size_t)TILE_STRIP * w.width, sizeof(float));
+        w.dv = cpu_take(&carve, (size_t)ATTN_KEYS * w.width, sizeof(float));
     }
     *bytes = carve.used;
     return w;

@@ -15,6 +15,19 @@
 enum { CPU_SHARED = -1 };
 status cpu_scratch(backend *be, int worker, size_t bytes, void **out);
 
+/* Carves the next part out of scratch memory, 64-byte aligned; with base NULL it only counts
+ * bytes. */
+typedef struct cpu_carve {
+    char *base;
+    size_t used;
+} cpu_carve;
+
+static inline void *cpu_take(cpu_carve *carve, size_t n, size_t size) {
+    void *taken = carve->base != NULL ? carve->base + carve->used : NULL;
+    carve->used += (n * size + 63) / 64 * 64;
+    return taken;
+}
+
 /* Number of chunks of `size` that n elements make; the last may be shorter. */
 static inline int64_t cpu_n_chunks(int64_t n, int64_t size) {
     return (n + size - 1) / size;

@@ -12,7 +12,7 @@
 
 #include "cpu/vec.h"
 
-enum { CHUNK = 48, UNIT_CHUNK = 64, ITEM_CHUNK = 96, ALIGNED = 64 };
+enum { CHUNK = 48, UNIT_CHUNK = 64, ITEM_CHUNK = 96 };
 
 /* What is known of a row: the largest score, the sum of exp(score - top) over all items but the
  * positive, the sum of all scores, and the positive's place and score. */
@@ -39,33 +39,28 @@ typedef struct softmax_job {
     double *loss;        /* (FULL_SOFTMAX_ROWS) */
 } softmax_job;
 
-static void *take(char **memory, int64_t n, size_t size) {
-    void *part = *memory;
-    *memory += ((size_t)n * size + ALIGNED - 1) / ALIGNED * ALIGNED;
-    return part;
-}
-
 static int64_t smaller(int64_t x, int64_t y) {
     return x < y ? x : y;
 }
 
 /* Lays out the scratch memory; returns its bytes. */
 static size_t lay_out(softmax_job *j, int64_t n, int64_t dim, char *memory) {
-    char *at = memory;
+    cpu_carve at = {memory, 0};
     int64_t rows = smaller(n, FULL_SOFTMAX_ROWS), width = smaller(j->n_items, FULL_SOFTMAX_ITEMS);
     j->isa = product_choose();
     j->packed_row = product_packed_size(j->isa, 1, dim);
     j->n_tiles = cpu_n_chunks(j->n_items, FULL_SOFTMAX_ITEMS);
-    j->unit = take(&at, j->n_items * dim, sizeof *j->unit);
-    j->scale = take(&at, j->n_items, sizeof *j->scale);
-    j->packed_t = take(&at, dim * product_packed_size(j->isa, 1, j->n_items), sizeof(float));
-    j->packed = take(&at, j->n_items * j->packed_row, sizeof(float));
-    j->packed_query = take(&at, rows * j->packed_row, sizeof(float));
-    j->d_unit = take(&at, j->n_items * dim, sizeof(float));
-    j->score = take(&at, rows * width, sizeof(float));
-    j->row = take(&at, rows, sizeof *j->row);
-    j->loss = take(&at, rows, sizeof *j->loss);
-    return (size_t)(at - memory);
+    j->unit = cpu_take(&at, (size_t)(j->n_items * dim), sizeof *j->unit);
+    j->scale = cpu_take(&at, (size_t)j->n_items, sizeof *j->scale);
+    j->packed_t =
+        cpu_take(&at, (size_t)(dim * product_packed_size(j->isa, 1, j->n_items)), sizeof(float));
+    j->packed = cpu_take(&at, (size_t)(j->n_items * j->packed_row), sizeof(float));
+    j->packed_query = cpu_take(&at, (size_t)(rows * j->packed_row), sizeof(float));
+    j->d_unit = cpu_take(&at, (size_t)(j->n_items * dim), sizeof(float));
+    j->score = cpu_take(&at, (size_t)(rows * width), sizeof(float));
+    j->row = cpu_take(&at, (size_t)rows, sizeof *j->row);
+    j->loss = cpu_take(&at, (size_t)rows, sizeof *j->loss);
+    return at.used;
 }
 
 size_t cpu_full_softmax_scratch(backend *be, int64_t max_n, int32_t n_items, int32_t dim) {

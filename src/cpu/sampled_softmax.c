@@ -180,7 +180,7 @@ static void loss_rows_spread(const float *queries, int64_t width, const loss_use
     FOR_EACH_PART(width, SPREAD_CASE)
 }
 
-enum { MAX_CHUNK = 256, BLOCK_ROWS = 256, ALIGNMENT = 64 };
+enum { MAX_CHUNK = 256, BLOCK_ROWS = 256 };
 enum { MIN_BUCKET = 8, BUCKET_FLOATS = 4096 }; /* half of an L1 cache */
 enum { GROUP_USES = 2048 }; /* sorted together: their weights stay in the L1 cache */
 
@@ -222,46 +222,32 @@ static int64_t count_chunks(int64_t n, int64_t n_uses, int64_t n_buckets) {
     return needed > MAX_CHUNK / 4 ? n_chunks : (n_chunks + 3) / 4 * 4;
 }
 
-static size_t aligned(size_t bytes) {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-/* Hands out the next part of the scratch memory. */
-static void *take(char **memory, int64_t n, size_t size) {
-    void *part = *memory;
-    *memory += aligned((size_t)n * size);
-    return part;
+/* Lays out the scratch memory, or with NULL only counts: *bytes. */
+static job job_make(backend *be, const sampled_softmax_args *a, void *memory, size_t *bytes) {
+    job j = {
+        .be = be, .a = a, .width = loss_rows_width(a->dim), .n_uses = (int64_t)a->n_negatives + 1};
+    cpu_carve carve = {memory, 0};
+    j.bucket_rows = rows_per_bucket(j.width);
+    j.n_buckets = cpu_n_chunks(a->n_rows, j.bucket_rows);
+    j.n_chunks = count_chunks(a->n, j.n_uses, j.n_buckets);
+    size_t n = (size_t)a->n, n_rows = (size_t)a->n_rows, width = (size_t)j.width;
+    size_t n_begins = (size_t)(j.n_chunks * (j.n_buckets + 1));
+    j.unit = cpu_take(&carve, n_rows * width, sizeof *j.unit);
+    j.scale = cpu_take(&carve, n_rows, sizeof *j.scale);
+    j.query = cpu_take(&carve, n * width, sizeof *j.query);
+    j.uses = cpu_take(&carve, n * (size_t)j.n_uses, sizeof *j.uses);
+    j.begin = cpu_take(&carve, n_begins, sizeof *j.begin);
+    j.chunk_loss = cpu_take(&carve, (size_t)j.n_chunks, sizeof *j.chunk_loss);
+    *bytes = carve.used;
+    return j;
 }
 
 size_t cpu_sampled_softmax_scratch(backend *be, int64_t max_n, int32_t n_negatives, int32_t dim,
                                    int32_t n_rows) {
-    int64_t n_uses = (int64_t)n_negatives + 1, width = loss_rows_width(dim);
-    int64_t n_buckets = cpu_n_chunks(n_rows, rows_per_bucket(width));
-    int64_t n_chunks = count_chunks(max_n, n_uses, n_buckets);
-    return aligned((size_t)(n_rows * width) * sizeof(float)) +
-           aligned((size_t)n_rows * sizeof(float)) +
-           aligned((size_t)(max_n * width) * sizeof(float)) +
-           aligned((size_t)(max_n * n_uses) * sizeof(loss_use)) +
-           aligned((size_t)(n_chunks * (n_buckets + 1)) * sizeof(int32_t)) +
-           aligned((size_t)n_chunks * sizeof(double));
-}
-
-static job job_make(backend *be, const sampled_softmax_args *a) {
-    job j = {
-        .be = be, .a = a, .width = loss_rows_width(a->dim), .n_uses = (int64_t)a->n_negatives + 1};
-    j.bucket_rows = rows_per_bucket(j.width);
-    j.n_buckets = cpu_n_chunks(a->n_rows, j.bucket_rows);
-    j.chunk_queries = cpu_n_chunks(a->n, count_chunks(a->n, j.n_uses, j.n_buckets));
-    j.n_chunks = cpu_n_chunks(a->n, j.chunk_queries);
-    j.group_queries = j.n_uses < GROUP_USES ? GROUP_USES / j.n_uses : 1;
-    char *memory = a->scratch;
-    j.unit = take(&memory, a->n_rows * j.width, sizeof *j.unit);
-    j.scale = take(&memory, a->n_rows, sizeof *j.scale);
-    j.query = take(&memory, a->n * j.width, sizeof *j.query);
-    j.uses = take(&memory, a->n * j.n_uses, sizeof *j.uses);
-    j.begin = take(&memory, j.n_chunks * (j.n_buckets + 1), sizeof *j.begin);
-    j.chunk_loss = take(&memory, j.n_chunks, sizeof *j.chunk_loss);
-    return j;
+    size_t bytes;
+    sampled_softmax_args a = {.n = max_n, .n_negatives = n_negatives, .dim = dim, .n_rows = n_rows};
+    job_make(be, &a, NULL, &bytes);
+    return bytes;
 }
 
 /* to = scale * from, followed by zeros. */
@@ -463,17 +449,25 @@ static void sort_uses(const job *j, int64_t first, cpu_range range, const query_
     }
 }
 
+/* With memory NULL it only counts bytes. */
+static query_memory query_memory_make(const job *j, void *memory, size_t *bytes) {
+    size_t n = (size_t)j->n_uses;
+    cpu_carve carve = {memory, 0};
+    query_memory q;
+    q.row = cpu_take(&carve, n, sizeof *q.row);
+    q.weight = cpu_take(&carve, n * (size_t)j->group_queries, sizeof *q.weight);
+    q.place = cpu_take(&carve, n, sizeof *q.place);
+    q.sum = cpu_take(&carve, (size_t)j->width, sizeof *q.sum);
+    *bytes = carve.used;
+    return q;
+}
+
 static status query_memory_take(const job *j, int worker, query_memory *q) {
-    int64_t n = j->n_uses, n_weights = j->n_uses * j->group_queries;
-    size_t bytes =
-        aligned((size_t)n * sizeof *q->row) + aligned((size_t)n_weights * sizeof *q->weight) +
-        aligned((size_t)n * sizeof *q->place) + aligned((size_t)j->width * sizeof *q->sum);
-    char *memory;
-    TRY(cpu_scratch(j->be, worker, bytes, (void **)&memory));
-    q->row = take(&memory, n, sizeof *q->row);
-    q->weight = take(&memory, n_weights, sizeof *q->weight);
-    q->place = take(&memory, n, sizeof *q->place);
-    q->sum = take(&memory, j->width, sizeof *q->sum);
+    void *memory;
+    size_t bytes;
+    (void)query_memory_make(j, NULL, &bytes);
+    TRY(cpu_scratch(j->be, worker, bytes, &memory));
+    *q = query_memory_make(j, memory, &bytes);
     return OK;
 }
 
@@ -561,7 +555,11 @@ static status table_bucket(void *ctx, int64_t bucket, int worker) {
 
 status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a) {
     if (a->n == 0) return OK;
-    job j = job_make(be, a);
+    size_t bytes;
+    job j = job_make(be, a, a->scratch, &bytes);
+    j.chunk_queries = cpu_n_chunks(a->n, j.n_chunks);
+    j.n_chunks = cpu_n_chunks(a->n, j.chunk_queries);
+    j.group_queries = j.n_uses < GROUP_USES ? GROUP_USES / j.n_uses : 1;
     TRY(pool_run(be->workers, cpu_n_chunks(a->n_rows, BLOCK_ROWS), normalise_block, &j));
     TRY(pool_run(be->workers, j.n_chunks, query_chunk, &j));
     for (int64_t i = 0; i < j.n_chunks; i++)

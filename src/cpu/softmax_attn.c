@@ -141,17 +141,17 @@ typedef struct fwd_scratch {
 } fwd_scratch;
 
 static fwd_scratch carve_scratch(const softmax_attn_args *a, char *base, size_t *bytes) {
-    attn_carve carve = {base, 0};
+    cpu_carve carve = {base, 0};
     size_t tile = (size_t)MASK_TILE * (size_t)tile_round(a->dim, VEC);
     fwd_scratch m = {0};
-    m.queries = attn_take(&carve, tile, sizeof(float));
-    m.keys = attn_take(&carve, tile, sizeof(float));
-    m.values = attn_take(&carve, tile, sizeof(float));
-    m.p = attn_take(&carve, TILE_STRIP * MASK_TILE, sizeof(float));
-    m.keep = attn_take(&carve, MASK_TILE, sizeof(float));
-    m.out = attn_take(&carve, tile, sizeof(float));
-    m.largest = attn_take(&carve, MASK_TILE, sizeof(float));
-    m.sum = attn_take(&carve, MASK_TILE, sizeof(double));
+    m.queries = cpu_take(&carve, tile, sizeof(float));
+    m.keys = cpu_take(&carve, tile, sizeof(float));
+    m.values = cpu_take(&carve, tile, sizeof(float));
+    m.p = cpu_take(&carve, TILE_STRIP * MASK_TILE, sizeof(float));
+    m.keep = cpu_take(&carve, MASK_TILE, sizeof(float));
+    m.out = cpu_take(&carve, tile, sizeof(float));
+    m.largest = cpu_take(&carve, MASK_TILE, sizeof(float));
+    m.sum = cpu_take(&carve, MASK_TILE, sizeof(double));
     *bytes = carve.used;
     return m;
 }
@@ -327,21 +327,21 @@ typedef struct bwd_scratch {
 } bwd_scratch;
 
 static bwd_scratch carve_bwd_scratch(const softmax_attn_args *a, char *base, size_t *bytes) {
-    attn_carve carve = {base, 0};
+    cpu_carve carve = {base, 0};
     size_t width = (size_t)tile_round(a->dim, VEC), tile = MASK_TILE * width;
     size_t all = (size_t)cpu_n_chunks(a->max_len, MASK_TILE) * MASK_TILE * width;
     bwd_scratch m = {0};
     float **tiles[] = {&m.query_strips, &m.dout_strips, &m.query,        &m.dout,
                        &m.dq,           &m.key_panels,  &m.value_panels, &m.keys};
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
-        *tiles[i] = attn_take(&carve, tile, sizeof(float));
-    m.p = attn_take(&carve, MASK_TILE * MASK_TILE, sizeof(float));
-    m.ds = attn_take(&carve, MASK_TILE * MASK_TILE, sizeof(float));
-    m.keep = attn_take(&carve, MASK_TILE, sizeof(float));
-    m.log_sum = attn_take(&carve, MASK_TILE, sizeof(float));
-    m.delta = attn_take(&carve, MASK_TILE, sizeof(float));
-    m.dk = attn_take(&carve, all, sizeof(float));
-    m.dv = attn_take(&carve, all, sizeof(float));
+        *tiles[i] = cpu_take(&carve, tile, sizeof(float));
+    m.p = cpu_take(&carve, MASK_TILE * MASK_TILE, sizeof(float));
+    m.ds = cpu_take(&carve, MASK_TILE * MASK_TILE, sizeof(float));
+    m.keep = cpu_take(&carve, MASK_TILE, sizeof(float));
+    m.log_sum = cpu_take(&carve, MASK_TILE, sizeof(float));
+    m.delta = cpu_take(&carve, MASK_TILE, sizeof(float));
+    m.dk = cpu_take(&carve, all, sizeof(float));
+    m.dv = cpu_take(&carve, all, sizeof(float));
     *bytes = carve.used;
     return m;
 }
