@@ -369,21 +369,15 @@ static status complete_retrieval(loader *l) {
     return OK;
 }
 
-static bool has_text(const config_texts *texts, const char *text) {
-    for (size_t i = 0; i < texts->n; i++)
-        if (strcmp(texts->item[i], text) == 0) return true;
-    return false;
-}
-
 /* A feature of generated data must be in a FeatureArgs and have a table. */
 static status check_feature(loader *l, const char *field, const char *feature) {
     const config *c = l->c;
     char place[512];
     bool is_generated = false, has_table = false;
     for (size_t i = 0; i < c->benchmark.features.n; i++)
-        is_generated |= has_text(&c->benchmark.features.item[i].feature_names, feature);
+        is_generated |= config_has_text(&c->benchmark.features.item[i].feature_names, feature);
     for (size_t i = 0; i < c->embeddings.n; i++)
-        has_table |= has_text(&c->embeddings.item[i].feature_names, feature);
+        has_table |= config_has_text(&c->embeddings.item[i].feature_names, feature);
     if (is_generated && has_table) return OK;
     return fail(ERR_CONFIG, "%s: BenchmarkDatasetArgs.%s: the feature '%.100s' is in no %s",
                 place_of(l, "BenchmarkDatasetArgs", field, place, sizeof place), field, feature,
@@ -398,7 +392,7 @@ static status complete_benchmark(loader *l) {
     for (size_t i = 0; i < b->contextual_features.n; i++)
         TRY(check_feature(l, "contextual_feature_names", b->contextual_features.item[i]));
     for (size_t i = 0; i < b->features.n; i++)
-        if (has_text(&b->features.item[i].feature_names, b->item_feature))
+        if (config_has_text(&b->features.item[i].feature_names, b->item_feature))
             longest = b->features.item[i].max_sequence_length;
     l->c->data.max_history = longest;
     return OK;

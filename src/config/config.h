@@ -67,6 +67,12 @@ typedef struct config_texts {
     size_t n;
 } config_texts;
 
+static inline bool config_has_text(const config_texts *texts, const char *text) {
+    for (size_t i = 0; i < texts->n; i++)
+        if (strcmp(texts->item[i], text) == 0) return true;
+    return false;
+}
+
 typedef struct config_ints {
     int64_t *item; /* (n) */
     size_t n;

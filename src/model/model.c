@@ -557,12 +557,7 @@ status model_create(model **out, backend *be, const config *c, const model_limit
     range_begin("weights", RANGE_NO_NUMBER);
     status st = make(m, c, limits);
     range_end();
-    if (st != OK) {
-        model_destroy(m);
-        return status_frame(st, __FILE__, __LINE__);
-    }
-    *out = m;
-    return OK;
+    return CREATED(st, out, m, model_destroy);
 }
 
 void model_destroy(model *m) {

@@ -142,12 +142,7 @@ status pass_create(pass **out, model *m, const pass_config *c) {
     range_begin("activations", RANGE_NO_NUMBER);
     if (st == OK) st = alloc_all(p, c);
     range_end();
-    if (st != OK) {
-        pass_destroy(p);
-        return status_frame(st, __FILE__, __LINE__);
-    }
-    *out = p;
-    return OK;
+    return CREATED(st, out, p, pass_destroy);
 }
 
 void pass_destroy(pass *p) {

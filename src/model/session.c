@@ -252,8 +252,7 @@ status session_set_items(session *s, split_rule rule) {
         is_warm[i] = counts[i] > 0;
     if (st == OK && is_warm != NULL) st = model_set_warm(s->model, is_warm);
     if (st == OK) st = model_set_counts(s->model, counts);
-    mem_free(is_warm);
-    mem_free(counts);
+    MEM_FREE(is_warm, counts);
     return st;
 }
 

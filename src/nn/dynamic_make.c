@@ -12,12 +12,6 @@
  * 25.6): more slots would only waste memory. */
 enum { SLOTS = 5, SLOTS_IDS = 2 };
 
-static bool has_feature(const config_embedding *e, const char *name) {
-    for (size_t i = 0; i < e->feature_names.n; i++)
-        if (strcmp(e->feature_names.item[i], name) == 0) return true;
-    return false;
-}
-
 /* The names of the feature that holds the items: the config's for generated data, else those of the
  * reference's data sets, and a plain one. */
 static bool is_item_name(const config *c, const char *name) {
@@ -56,8 +50,10 @@ status dynamic_choose_feature(dynamic_table *t, const config *c, model_limits *l
 
 static bool is_action_table(const config *c, const config_embedding *e) {
     if (c->is_benchmark)
-        return c->benchmark.action_feature != NULL && has_feature(e, c->benchmark.action_feature);
-    return has_feature(e, "rating") || has_feature(e, "action_weights");
+        return c->benchmark.action_feature != NULL &&
+               config_has_text(&e->feature_names, c->benchmark.action_feature);
+    return config_has_text(&e->feature_names, "rating") ||
+           config_has_text(&e->feature_names, "action_weights");
 }
 
 static status check_table(const config *c, const config_embedding *e) {
@@ -93,7 +89,7 @@ static status choose_features(dynamic_tables *d, const config *c, const config_e
     if (owner == NULL)
         log_info("note: %s: the data have no feature of the table '%s', so it is not made%s",
                  c->file, e->table_name,
-                 has_feature(e, "user_id")
+                 config_has_text(&e->feature_names, "user_id")
                      ? "; of public data sets 'hstu prep' writes it now: prepare those again"
                      : "");
     return OK;

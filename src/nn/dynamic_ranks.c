@@ -37,9 +37,7 @@ void dynamic_free_buffers(dynamic_tables *d) {
     d->be->ops->release(d->be, d->out.memory);
     d->be->ops->release(d->be, d->in.memory);
     d->be->ops->release(d->be, d->index.memory);
-    mem_free(d->ids.memory);
-    mem_free(d->in_ids.memory);
-    mem_free(d->list.memory);
+    MEM_FREE(d->ids.memory, d->in_ids.memory, d->list.memory);
 }
 
 status dynamic_make_ranks(dynamic_tables *d, nn_memory *memory) {

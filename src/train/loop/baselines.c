@@ -97,9 +97,7 @@ static status create_workers(evaluation *e, int n_workers, bool has_scores) {
 
 static void destroy_workers(evaluation *e, int n_workers) {
     for (int i = 0; e->workers != NULL && i < n_workers; i++) {
-        mem_free(e->workers[i].is_seen);
-        mem_free(e->workers[i].score);
-        mem_free(e->workers[i].touched);
+        MEM_FREE(e->workers[i].is_seen, e->workers[i].score, e->workers[i].touched);
     }
     mem_free(e->workers);
 }
@@ -235,10 +233,7 @@ uint64_t incidence_n_users(const incidence *in, uint32_t item) {
 }
 
 void incidence_fini(incidence *in) {
-    mem_free(in->user_begin);
-    mem_free(in->item);
-    mem_free(in->item_begin);
-    mem_free(in->user);
+    MEM_FREE(in->user_begin, in->item, in->item_begin, in->user);
     *in = (incidence){0};
 }
 
@@ -390,9 +385,7 @@ static status find_all_neighbors(const incidence *in, neighbor_list *near, pool 
     int64_t n_chunks = ((int64_t)in->n_items + CHUNK_ITEMS - 1) / CHUNK_ITEMS;
     if (st == OK) st = pool_run(p, n_chunks, neighbor_chunk, &j);
     for (int i = 0; j.counters != NULL && i < n_workers; i++) {
-        mem_free(j.counters[i].n_both);
-        mem_free(j.counters[i].touched);
-        mem_free(j.counters[i].candidate);
+        MEM_FREE(j.counters[i].n_both, j.counters[i].touched, j.counters[i].candidate);
     }
     mem_free(j.counters);
     return st;

@@ -517,17 +517,12 @@ status evaluator_create(evaluator **out, session *s, split_rule rule, split_part
     if (st == OK) batcher_save(e->batches, &e->first);
     if (st == OK) st = s->config->task == TASK_RETRIEVAL ? make_retrieval(e) : make_ranking(e);
     if (st == OK) st = evaluator_choose(e, NULL, rule.target_actions != 0);
-    if (st == OK)
-        *out = e;
-    else
-        evaluator_destroy(e);
-    return st;
+    return CREATED(st, out, e, evaluator_destroy);
 }
 
 /* What a run, or a group of its users, has made. */
 static void free_users(evaluator *e) {
-    mem_free(e->users);
-    mem_free(e->user_area);
+    MEM_FREE(e->users, e->user_area);
     auc_fini(&e->areas);
 }
 
@@ -535,11 +530,9 @@ void evaluator_destroy(evaluator *e) {
     if (e == NULL) return;
     batcher_destroy(e->batches);
     pass_destroy(e->pass);
-    mem_free(e->list);
-    mem_free(e->list_score);
+    MEM_FREE(e->list, e->list_score);
     list_metrics_fini(&e->lists);
-    mem_free(e->all_label);
-    mem_free(e->all_logits);
+    MEM_FREE(e->all_label, e->all_logits);
     free_users(e);
     arena_fini(&e->memory);
     mem_free(e);
@@ -796,8 +789,7 @@ static status ranking_replicates(evaluator *e, replicates *out) {
     e->n_right = n_right;
     e->n_rows = n_rows;
     weighted_auc_fini(&areas);
-    mem_free(weight);
-    mem_free(sums);
+    MEM_FREE(weight, sums);
     return st;
 }
 

@@ -2,23 +2,17 @@
 
 #include "data/set/seq_file.h"
 
-static bool has_text(const config_texts *texts, const char *text) {
-    for (size_t i = 0; i < texts->n; i++)
-        if (strcmp(texts->item[i], text) == 0) return true;
-    return false;
-}
-
 /* The loader has checked that every feature that is used has both. */
 static const config_feature *feature_of(const config *c, const char *name) {
     const config_features *all = &c->benchmark.features;
     for (size_t i = 0; i < all->n; i++)
-        if (has_text(&all->item[i].feature_names, name)) return &all->item[i];
+        if (config_has_text(&all->item[i].feature_names, name)) return &all->item[i];
     return NULL;
 }
 
 static int64_t capacity_of(const config *c, const char *name) {
     for (size_t i = 0; i < c->embeddings.n; i++)
-        if (has_text(&c->embeddings.item[i].feature_names, name))
+        if (config_has_text(&c->embeddings.item[i].feature_names, name))
             return c->embeddings.item[i].capacity;
     return 1;
 }

@@ -2,9 +2,7 @@
 
 void list_metrics_fini(list_metrics *l) {
     incidence_fini(&l->in);
-    mem_free(l->first_place);
-    mem_free(l->bits);
-    mem_free(l->of_user);
+    MEM_FREE(l->first_place, l->bits, l->of_user);
     *l = (list_metrics){0};
 }
 

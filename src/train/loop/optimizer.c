@@ -225,8 +225,7 @@ void optimizer_fini(optimizer *o) {
     f->release(o->be, o->grad_scale);
     f->release(o->be, o->sum);
     f->release(o->be, o->norm);
-    mem_free(o->updates);
-    mem_free(o->state);
+    MEM_FREE(o->updates, o->state);
     *o = (optimizer){0};
 }
 

@@ -233,11 +233,7 @@ status trainer_create(trainer **out, session *s, const trainer_steps *steps) {
     t->saved.state.seed = steps->seed;
     t->saved.state.split.rule = session_split(s->config, false);
     status st = init_step(t);
-    if (st == OK)
-        *out = t;
-    else
-        trainer_destroy(t);
-    return st;
+    return CREATED(st, out, t, trainer_destroy);
 }
 
 void trainer_destroy(trainer *t) {

@@ -545,10 +545,7 @@ static status write_samples(session *s, split_rule rule, split_part part, json_w
     if (st == OK) write_users(s, b, &room, k, w);
     batcher_destroy(batches);
     pass_destroy(p);
-    mem_free(room.target);
-    mem_free(room.position);
-    mem_free(room.best);
-    mem_free(room.score);
+    MEM_FREE(room.target, room.position, room.best, room.score);
     return st != OK ? st : w->state;
 }
 
