@@ -196,8 +196,7 @@ bool checkpoint_is_best(const char *folder) {
     return strcmp(slash != NULL ? slash + 1 : folder, "best") == 0;
 }
 
-/* step-480 is the folder checkpoints/step-00000480. */
-static status find_step(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]) {
+status checkpoint_step_folder(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]) {
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
     return path_join(folder, CHECKPOINT_PATH_BYTES, run, name);
@@ -224,7 +223,7 @@ status checkpoint_choose(const char *run, const char *choice, char folder[CHECKP
     if (strcmp(choice, "best") == 0)
         TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, "best"));
     else if (step >= 0)
-        TRY(find_step(run, step, folder));
+        TRY(checkpoint_step_folder(run, step, folder));
     else
         return checkpoint_find(choice, folder);
     if (folder_exists(folder)) return OK;
@@ -244,7 +243,7 @@ status checkpoint_find_last(const char *path, char folder[CHECKPOINT_PATH_BYTES]
     if (!folder_exists(path)) return fail(ERR_IO, "%s: no such folder", path);
     int64_t step = newest_step(path);
     if (step >= 0) { /* the run was killed between its first checkpoint and the link to it */
-        return find_step(path, step, folder);
+        return checkpoint_step_folder(path, step, folder);
     }
     if (engine_folder_is(path))
         return fail(ERR_USAGE,
@@ -414,22 +413,29 @@ status checkpoint_load_weights(const char *folder, backend *be, const param *par
     return checkpoint_load_tables(tables, folder);
 }
 
-static status parse_origin(checkpoint_origin *o, const json_value *root) {
+/* What a training adds to a count on top of this does not overflow. */
+#define COUNT_MAX ((int64_t)1 << 53)
+
+status checkpoint_member_count(const json_value *object, const char *key, uint64_t *out) {
+    int64_t value;
+    TRY(json_member_int(object, key, &value));
+    if (value < 0 || value > COUNT_MAX)
+        return fail(ERR_FORMAT, "'%s' is %" PRId64 ", which no run reaches", key, value);
+    *out = (uint64_t)value;
+    return OK;
+}
+
+status checkpoint_parse_origin(checkpoint_origin *o, const json_value *root) {
     const json_value *batches = json_member(root, "batches");
-    batcher_state state;
-    int64_t step, n_earlier = 0;
+    o->n_earlier = 0;
     if (batches == NULL || batches->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "'batches' is missing");
-    TRY(json_member_int(root, "step", &step));
-    if (step < 0) return fail(ERR_FORMAT, "'step' is negative");
+    TRY(checkpoint_member_count(root, "step", &o->step));
     if (json_member(root, "earlier_steps") != NULL)
-        TRY(json_member_int(root, "earlier_steps", &n_earlier));
-    if (n_earlier < 0) return fail(ERR_FORMAT, "'earlier_steps' is negative");
+        TRY(checkpoint_member_count(root, "earlier_steps", &o->n_earlier));
     TRY(split_record_read(&o->split, root));
-    TRY(batcher_state_read(&state, batches));
-    o->step = (uint64_t)step;
-    o->n_earlier = (uint64_t)n_earlier;
-    o->data = state.data;
+    TRY(batcher_state_read(&o->batches, batches));
+    o->data = o->batches.data;
     return OK;
 }
 
@@ -437,7 +443,7 @@ status checkpoint_read_origin(checkpoint_origin *out, const char *folder) {
     manifest m;
     status st = manifest_open(&m, folder, checkpoint_file_names[CHECKPOINT_STATE],
                               MANIFEST_MAX_BYTES, NULL);
-    if (st == OK) st = parse_origin(out, m.root);
+    if (st == OK) st = checkpoint_parse_origin(out, m.root);
     return manifest_close(&m, st);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "config/config.h"
+#include "data/set/batcher.h"
 #include "data/set/split.h"
 #include "format/manifest.h"
 #include "format/safetensors.h"
@@ -64,8 +65,13 @@ typedef struct checkpoint_origin {
     uint64_t n_earlier; /* updates before those, of runs that this one started from */
     split_record split; /* what was held out */
     uint64_t data;      /* fingerprint of the data (batcher_fingerprint) */
+    batcher_state batches;
 } checkpoint_origin;
 status checkpoint_read_origin(checkpoint_origin *out, const char *folder);
+
+/* The same from state.json, which is parsed, and a count in it that a run can reach. */
+status checkpoint_parse_origin(checkpoint_origin *o, const json_value *root);
+status checkpoint_member_count(const json_value *object, const char *key, uint64_t *out);
 
 /* Parameters of the same names and shapes, and dynamic tables (NULL: none), from a checkpoint that
  * checkpoint_verify accepted.  On failure the values are undefined. */
@@ -114,6 +120,9 @@ status checkpoint_fail_shape(status st, const st_file *f, const st_tensor *t, co
 /* "(8, 32)", for messages. */
 enum { SHAPE_TEXT_BYTES = 160 };
 const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape);
+
+/* step 480 is the folder checkpoints/step-00000480. */
+status checkpoint_step_folder(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]);
 
 /* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
 int64_t checkpoint_step_of(const char *name);

@@ -62,8 +62,7 @@ static status name_folders(const char *run, uint64_t step, char *temporary, char
     TRY(folder_create(folder, NULL));
     snprintf(name, sizeof name, "checkpoints/.step-%08" PRIu64 ".%ld.tmp", step, (long)getpid());
     TRY(path_join(temporary, CHECKPOINT_PATH_BYTES, run, name));
-    snprintf(name, sizeof name, "checkpoints/step-%08" PRIu64, step);
-    TRY(path_join(folder, CHECKPOINT_PATH_BYTES, run, name));
+    TRY(checkpoint_step_folder(run, (int64_t)step, folder));
     checkpoint_remove(temporary);
     return folder_create(temporary, NULL);
 }
@@ -94,9 +93,8 @@ static int64_t step_of(const char *folder) {
 }
 
 status checkpoint_point_best(const char *run, int64_t step) {
-    char path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
-    snprintf(name, sizeof name, "checkpoints/step-%08" PRId64, step);
-    TRY(path_join(path, sizeof path, run, name));
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(checkpoint_step_folder(run, step, path));
     if (step >= 0 && folder_exists(path)) return point_link(run, "best", path);
     TRY(path_join(path, sizeof path, run, "best"));
     (void)unlink(path);
@@ -206,7 +204,7 @@ static void remove_remains(const char *run, const char *parent) {
 }
 
 void checkpoint_prune(const char *run, int keep) {
-    char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES], name[NAME_BYTES];
+    char parent[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES];
     int64_t last = checkpoint_linked_step(run, "last");
     int64_t oldest, best = checkpoint_linked_step(run, "best");
     if (path_join(parent, sizeof parent, run, "checkpoints") != OK) return;
@@ -214,8 +212,7 @@ void checkpoint_prune(const char *run, int keep) {
     /* The best checkpoint is kept in addition to the newest ones, unless it is one of them. */
     while (count_steps(parent, last, best, &oldest) > keep + (best >= 0 && best != last) &&
            oldest >= 0) {
-        snprintf(name, sizeof name, "step-%08" PRId64, oldest);
-        if (path_join(path, sizeof path, parent, name) != OK) return;
+        if (checkpoint_step_folder(run, oldest, path) != OK) return;
         checkpoint_remove(path);
         if (folder_exists(path)) { /* no endless loop over it */
             log_warn("%s: this old checkpoint cannot be removed", path);
@@ -637,18 +634,6 @@ static status write_state(const train_state *s, const char *path) {
     return st;
 }
 
-/* What a training adds to a count on top of this does not overflow. */
-#define COUNT_MAX ((int64_t)1 << 53)
-
-static status member_count(const json_value *object, const char *key, uint64_t *out) {
-    int64_t value;
-    TRY(json_member_int(object, key, &value));
-    if (value < 0 || value > COUNT_MAX)
-        return fail(ERR_FORMAT, "'%s' is %" PRId64 ", which no run reaches", key, value);
-    *out = (uint64_t)value;
-    return OK;
-}
-
 static status member_seed(const json_value *object, uint64_t *out) {
     const char *text;
     char end;
@@ -664,8 +649,8 @@ static status parse_sums(train_sums *s, const json_value *root, const char *key)
     if (object == NULL || object->type != JSON_OBJECT)
         return fail(ERR_FORMAT, "'%s' is missing", key);
     TRY(json_member_double(object, "loss", &s->loss));
-    TRY(member_count(object, "loss_positions", &n_loss));
-    TRY(member_count(object, "tokens", &n_tokens));
+    TRY(checkpoint_member_count(object, "loss_positions", &n_loss));
+    TRY(checkpoint_member_count(object, "tokens", &n_tokens));
     s->n_loss = (int64_t)n_loss;
     s->n_tokens = (int64_t)n_tokens;
     return json_member_double(object, "seconds", &s->seconds);
@@ -682,23 +667,21 @@ static status parse_patience(train_state *s, const json_value *root) {
     TRY(json_member_string(root, "best_by", &name));
     if (strlen(name) >= sizeof s->best_by) return fail(ERR_FORMAT, "'best_by' is too long");
     memcpy(s->best_by, name, strlen(name) + 1);
-    TRY(member_count(root, "evals_since_best", &s->n_since_best));
-    TRY(member_count(root, "patience", &patience));
+    TRY(checkpoint_member_count(root, "evals_since_best", &s->n_since_best));
+    TRY(checkpoint_member_count(root, "patience", &patience));
     s->patience = (int64_t)patience;
     return OK;
 }
 
 static status parse_state(train_state *s, const json_value *root) {
-    const json_value *batches = json_member(root, "batches");
-    if (batches == NULL || batches->type != JSON_OBJECT)
-        return fail(ERR_FORMAT, "'batches' is missing");
+    checkpoint_origin o;
+    TRY(checkpoint_parse_origin(&o, root));
     TRY(member_seed(root, &s->seed));
-    TRY(member_count(root, "step", &s->step));
-    s->n_earlier = 0;
-    if (json_member(root, "earlier_steps") != NULL)
-        TRY(member_count(root, "earlier_steps", &s->n_earlier));
-    TRY(member_count(root, "epoch", &s->epoch));
-    TRY(split_record_read(&s->split, root));
+    TRY(checkpoint_member_count(root, "epoch", &s->epoch));
+    s->step = o.step;
+    s->n_earlier = o.n_earlier;
+    s->split = o.split;
+    s->batches = o.batches;
     TRY(parse_sums(&s->in_epoch, root, "in_epoch"));
     TRY(parse_sums(&s->in_round, root, "in_round"));
     TRY(json_member_double(root, "first_loss", &s->first_loss));
@@ -706,12 +689,11 @@ static status parse_state(train_state *s, const json_value *root) {
     s->n_good_steps = 0;
     if (json_member(root, "loss_scale") != NULL) { /* of float16 runs only */
         TRY(json_member_double(root, "loss_scale", &s->loss_scale));
-        TRY(member_count(root, "good_steps", &s->n_good_steps));
+        TRY(checkpoint_member_count(root, "good_steps", &s->n_good_steps));
     }
     TRY(json_member_double(root, "best_metric", &s->best_metric));
-    TRY(member_count(root, "best_step", &s->best_step));
-    TRY(parse_patience(s, root));
-    return batcher_state_read(&s->batches, batches);
+    TRY(checkpoint_member_count(root, "best_step", &s->best_step));
+    return parse_patience(s, root);
 }
 
 static status read_state(train_state *s, const char *folder) {

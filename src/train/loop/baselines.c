@@ -96,9 +96,8 @@ static status create_workers(evaluation *e, int n_workers, bool has_scores) {
 }
 
 static void destroy_workers(evaluation *e, int n_workers) {
-    for (int i = 0; e->workers != NULL && i < n_workers; i++) {
+    for (int i = 0; e->workers != NULL && i < n_workers; i++)
         MEM_FREE(e->workers[i].is_seen, e->workers[i].score, e->workers[i].touched);
-    }
     mem_free(e->workers);
 }
 
@@ -384,9 +383,8 @@ static status find_all_neighbors(const incidence *in, neighbor_list *near, pool 
     status st = create_counters(&j, n_workers);
     int64_t n_chunks = ((int64_t)in->n_items + CHUNK_ITEMS - 1) / CHUNK_ITEMS;
     if (st == OK) st = pool_run(p, n_chunks, neighbor_chunk, &j);
-    for (int i = 0; j.counters != NULL && i < n_workers; i++) {
+    for (int i = 0; j.counters != NULL && i < n_workers; i++)
         MEM_FREE(j.counters[i].n_both, j.counters[i].touched, j.counters[i].candidate);
-    }
     mem_free(j.counters);
     return st;
 }
