@@ -211,52 +211,36 @@ static status build_instance(void *ctx, const option_class *class_, const gin_va
 
 /* What the reference project builds for each data set it knows: tables of one feature each, the
  * large ones dynamic with half of their rows on the device. */
+static const char *const predefined_sets[] = {"kuairand-pure", "kuairand-1k", "kuairand-27k",
+                                              "ml-1m", "ml-20m"};
+enum { N_SETS = sizeof predefined_sets / sizeof predefined_sets[0] };
+
 typedef struct predefined {
-    const char *dataset, *feature, *table;
-    int64_t capacity;
+    const char *feature, *table;
     bool is_dynamic;
+    int64_t capacity[N_SETS]; /* 0: the data set has no such feature */
 } predefined;
 
 static const predefined predefined_tables[] = {
-    {"kuairand-pure", "user_active_degree", "user_active_degree", 10, false},
-    {"kuairand-pure", "follow_user_num_range", "follow_user_num_range", 9, false},
-    {"kuairand-pure", "fans_user_num_range", "fans_user_num_range", 10, false},
-    {"kuairand-pure", "friend_user_num_range", "friend_user_num_range", 8, false},
-    {"kuairand-pure", "register_days_range", "register_days_range", 8, false},
-    {"kuairand-pure", "action_weights", "action_weights", 226, false},
-    {"kuairand-pure", "video_id", "video_id", 10000000, true},
-    {"kuairand-pure", "user_id", "user_id", 10000000, true},
-    {"kuairand-1k", "user_active_degree", "user_active_degree", 8, false},
-    {"kuairand-1k", "follow_user_num_range", "follow_user_num_range", 9, false},
-    {"kuairand-1k", "fans_user_num_range", "fans_user_num_range", 9, false},
-    {"kuairand-1k", "friend_user_num_range", "friend_user_num_range", 8, false},
-    {"kuairand-1k", "register_days_range", "register_days_range", 8, false},
-    {"kuairand-1k", "action_weights", "action_weights", 233, false},
-    {"kuairand-1k", "video_id", "video_id", 10000000, true},
-    {"kuairand-1k", "user_id", "user_id", 10000000, true},
-    {"kuairand-27k", "user_active_degree", "user_active_degree", 10, false},
-    {"kuairand-27k", "follow_user_num_range", "follow_user_num_range", 9, false},
-    {"kuairand-27k", "fans_user_num_range", "fans_user_num_range", 10, false},
-    {"kuairand-27k", "friend_user_num_range", "friend_user_num_range", 8, false},
-    {"kuairand-27k", "register_days_range", "register_days_range", 8, false},
-    {"kuairand-27k", "action_weights", "action_weights", 246, false},
-    {"kuairand-27k", "video_id", "video_id", 32038725, true},
-    {"kuairand-27k", "user_id", "user_id", 10000000, true},
-    {"ml-1m", "sex", "sex", 3, false},
-    {"ml-1m", "age_group", "age_group", 8, false},
-    {"ml-1m", "occupation", "occupation", 22, false},
-    {"ml-1m", "zip_code", "zip_code", 3440, false},
-    {"ml-1m", "rating", "action_weights", 11, false},
-    {"ml-1m", "movie_id", "movie_id", 10000000, true},
-    {"ml-1m", "user_id", "user_id", 10000000, true},
-    {"ml-20m", "rating", "action_weights", 11, false},
-    {"ml-20m", "movie_id", "movie_id", 10000000, true},
-    {"ml-20m", "user_id", "user_id", 10000000, true},
+    {"user_active_degree", "user_active_degree", false, {10, 8, 10, 0, 0}},
+    {"follow_user_num_range", "follow_user_num_range", false, {9, 9, 9, 0, 0}},
+    {"fans_user_num_range", "fans_user_num_range", false, {10, 9, 10, 0, 0}},
+    {"friend_user_num_range", "friend_user_num_range", false, {8, 8, 8, 0, 0}},
+    {"register_days_range", "register_days_range", false, {8, 8, 8, 0, 0}},
+    {"action_weights", "action_weights", false, {226, 233, 246, 0, 0}},
+    {"video_id", "video_id", true, {10000000, 10000000, 32038725, 0, 0}},
+    {"sex", "sex", false, {0, 0, 0, 3, 0}},
+    {"age_group", "age_group", false, {0, 0, 0, 8, 0}},
+    {"occupation", "occupation", false, {0, 0, 0, 22, 0}},
+    {"zip_code", "zip_code", false, {0, 0, 0, 3440, 0}},
+    {"rating", "action_weights", false, {0, 0, 0, 11, 11}},
+    {"movie_id", "movie_id", true, {0, 0, 0, 10000000, 10000000}},
+    {"user_id", "user_id", true, {10000000, 10000000, 10000000, 10000000, 10000000}},
 };
 enum { N_PREDEFINED = sizeof predefined_tables / sizeof predefined_tables[0] };
 
 /* The defaults of the class, then the values of the row. */
-static status fill_predefined(loader *l, const predefined *p, config_embedding *table) {
+static status fill_predefined(loader *l, const predefined *p, int set, config_embedding *table) {
     const char *class_name = p->is_dynamic ? "DynamicEmbeddingArgs" : "EmbeddingArgs";
     for (size_t i = 0; i < n_options; i++) {
         const option *o = &option_table[i];
@@ -265,13 +249,14 @@ static status fill_predefined(loader *l, const predefined *p, config_embedding *
     }
     table->scope = table->table_name = p->table;
     table->is_dynamic = p->is_dynamic;
-    table->capacity = p->capacity;
+    table->capacity = p->capacity[set];
     TRY(ARENA_NEW(&l->c->memory, &table->feature_names.item, 1));
     table->feature_names.item[0] = p->feature;
     table->feature_names.n = 1;
     table->sharding = p->is_dynamic ? SHARDING_MODEL_PARALLEL : SHARDING_DATA_PARALLEL;
     if (!p->is_dynamic) return OK;
-    bool is_ml20m_user = strcmp(p->dataset, "ml-20m") == 0 && strcmp(p->feature, "user_id") == 0;
+    bool is_ml20m_user =
+        strcmp(predefined_sets[set], "ml-20m") == 0 && strcmp(p->feature, "user_id") == 0;
     table->gpu_capacity_ratio = 0.5;
     /* The reference caches the user table of ml-20m whatever the pipeline. */
     table->has_caching = l->c->trainer.pipeline == PIPELINE_PREFETCH || is_ml20m_user;
@@ -281,9 +266,13 @@ static status fill_predefined(loader *l, const predefined *p, config_embedding *
 static status add_predefined_tables(loader *l) {
     config *c = l->c;
     TRY(ARENA_NEW(&c->memory, &c->embeddings.item, N_PREDEFINED));
-    for (size_t i = 0; i < N_PREDEFINED; i++)
-        if (strcmp(predefined_tables[i].dataset, c->data.dataset_name) == 0)
-            TRY(fill_predefined(l, &predefined_tables[i], &c->embeddings.item[c->embeddings.n++]));
+    int set = 0;
+    while (set < N_SETS && strcmp(predefined_sets[set], c->data.dataset_name) != 0)
+        set++;
+    for (size_t i = 0; i < N_PREDEFINED && set < N_SETS; i++)
+        if (predefined_tables[i].capacity[set] > 0)
+            TRY(fill_predefined(l, &predefined_tables[i], set,
+                                &c->embeddings.item[c->embeddings.n++]));
     return OK;
 }
 

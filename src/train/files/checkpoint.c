@@ -298,26 +298,19 @@ static status catch_up(const part_writer *w, const part_tensor *t, int64_t at, f
     return st;
 }
 
-/* A tensor that every rank has: the slice of this one. */
-static status write_slice(part_writer *w, const part_tensor *t, uint64_t begin) {
+/* This rank's part of a tensor: of one that every rank has a slice, of one that is cut each run. */
+static status write_own(part_writer *w, const part_tensor *t, uint64_t begin) {
     const comm *c = w->c->ranks;
+    bool is_cut = t->shape.cut.n_parts > 1;
     int rank = c != NULL ? c->rank : 0;
-    int64_t end = slice_first(t->shape.n, rank + 1, comm_size(c)), n;
-    for (int64_t at = slice_first(t->shape.n, rank, comm_size(c)); at < end; at += n) {
-        n = end - at < PIECE ? end - at : PIECE;
-        TRY(copy_out(w, w->piece, t->value + at, n));
-        TRY(catch_up(w, t, at, w->piece, n));
-        TRY(write_floats(w, t, begin, at, w->piece, n));
-    }
-    return OK;
-}
-
-/* A tensor that is cut over ranks: each run of this rank's part. */
-static status write_cut(part_writer *w, const part_tensor *t, uint64_t begin) {
-    for (int64_t at = 0, n; at < t->shape.n; at += n) {
+    int64_t at = is_cut ? 0 : slice_first(t->shape.n, rank, comm_size(c)), n;
+    int64_t end = is_cut ? t->shape.n : slice_first(t->shape.n, rank + 1, comm_size(c));
+    for (; at < end; at += n) {
         int64_t to = param_cut_run(&t->shape, at, &n);
+        if (n > end - at) n = end - at;
         if (n > PIECE) n = PIECE;
         TRY(copy_out(w, w->piece, t->value + at, n));
+        TRY(catch_up(w, t, at, w->piece, n));
         TRY(write_floats(w, t, begin, to, w->piece, n));
     }
     return OK;
@@ -396,10 +389,9 @@ static status write_tensor(part_writer *w, const part_tensor *t, uint64_t begin)
     bool is_first_of_group = comm_is_first(w->c->group);
     if (t->shape.rows != NULL) return is_first_of_group ? write_held(w, t, begin) : OK;
     if (w->st != OK) return OK;
-    if (t->shape.cut.n_parts > 1)
-        note(w, comm_is_first(w->c->ranks) ? write_cut(w, t, begin) : OK);
-    else
-        note(w, is_first_of_group ? write_slice(w, t, begin) : OK);
+    bool is_cut = t->shape.cut.n_parts > 1;
+    bool writes = is_cut ? comm_is_first(w->c->ranks) : is_first_of_group;
+    note(w, writes ? write_own(w, t, begin) : OK);
     return OK;
 }
 
