@@ -94,15 +94,11 @@ static status place_keys(embed_table *t, const embed_bring *bring, const uint64_
 /* Writes first values to new rows and reads the values of all rows, in one pass; rows may be
  * NULL. */
 static table_init_args first_rows(const embed_table *t, float *rows) {
-    return (table_init_args){.n = t->batch.n,
-                             .slot = t->d.slot[0],
-                             .only = t->d.is_new,
-                             .keys = t->d.keys,
-                             .dim = t->config.dim,
-                             .n_state = t->n_floats - t->config.dim,
-                             .first = t->first,
-                             .staging = rows,
-                             .stride = t->config.dim};
+    table_init_args init = embed_init_args(t, t->batch.n, t->d.slot[0], t->d.keys);
+    init.only = t->d.is_new;
+    init.staging = rows;
+    init.stride = t->config.dim;
+    return init;
 }
 
 /* Reads the current values of the batch's keys; rows may be NULL. */

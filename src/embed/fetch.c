@@ -355,12 +355,7 @@ static status lift_store(embed_table *t) {
 static status make_new(embed_table *t, int level) {
     int64_t n = list_keys(t, IS_NEW);
     if (n == 0) return OK;
-    table_init_args init = {.n = n,
-                            .slot = t->d.list_slot,
-                            .keys = t->d.list_keys,
-                            .dim = t->config.dim,
-                            .n_state = t->n_floats - t->config.dim,
-                            .first = t->first};
+    table_init_args init = embed_init_args(t, n, t->d.list_slot, t->d.list_keys);
     TRY(EMBED_IN(t, t->d.list_keys, t->h.list_keys, n));
     TRY(upload_slots(t, level, n));
     return t->v->init(t->be, &t->level[level], &init);
@@ -454,15 +449,10 @@ static status settle_simply(embed_table *t, const embed_bring *bring) {
                               .is_new = d->is_new,
                               .evicted = d->evicted,
                               .counts = d->counts};
-    table_init_args init = {.n = n,
-                            .slot = d->slot[0],
-                            .only = d->is_new,
-                            .keys = d->keys,
-                            .dim = t->config.dim,
-                            .n_state = t->n_floats - t->config.dim,
-                            .first = t->first,
-                            .staging = d->staging,
-                            .stride = t->stride};
+    table_init_args init = embed_init_args(t, n, d->slot[0], d->keys);
+    init.only = d->is_new;
+    init.staging = d->staging;
+    init.stride = t->stride;
     bool only_counts = !t->config.tracks_left;
     place.init = &init;
     if (only_counts) place.evicted = (table_evicted){NULL, NULL, NULL, NULL};
@@ -591,11 +581,8 @@ static status stage_first(embed_table *t) {
     int64_t n;
     TRY(list_rows(t, has_no_row, &n));
     if (n == 0) return OK;
-    table_init_args init = {.n = n,
-                            .slot = t->d.list_slot,
-                            .keys = t->d.list_keys,
-                            .dim = t->config.dim,
-                            .first = t->first};
+    table_init_args init = embed_init_args(t, n, t->d.list_slot, t->d.list_keys);
+    init.n_state = 0;
     return t->v->init(t->be, &staging, &init);
 }
 

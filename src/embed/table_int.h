@@ -221,6 +221,17 @@ static inline table_rows_args embed_rows_args(int64_t n, const int64_t *slot, in
         .n = n, .slot = slot, .n_floats = n_floats, .staging = packed, .stride = n_floats};
 }
 
+/* First values and states of new keys, to their slots in a level. */
+static inline table_init_args embed_init_args(const embed_table *t, int64_t n, const int64_t *slot,
+                                              const uint64_t *keys) {
+    return (table_init_args){.n = n,
+                             .slot = slot,
+                             .keys = keys,
+                             .dim = t->config.dim,
+                             .n_state = t->n_floats - t->config.dim,
+                             .first = t->first};
+}
+
 /* The n rows in h.out_*; and row i of others to its place `at` there. */
 static inline embed_rows embed_out_rows(const embed_table *t, int64_t n) {
     const embed_host *h = &t->h;

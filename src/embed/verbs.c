@@ -430,15 +430,20 @@ static status walk_tier(walk *w, int tier) {
     return OK;
 }
 
+static status walk_all(walk *w) {
+    for (int tier = 0; tier < EMBED_TIERS; tier++)
+        TRY(walk_tier(w, tier));
+    return OK;
+}
+
 status embed_walk_tier(embed_table *t, int tier, int64_t since, embed_visit visit, void *ctx) {
     walk w = {t, since < 0 ? 0 : (uint32_t)since, true, visit, ctx};
     return walk_tier(&w, tier);
 }
 
 status embed_export(embed_table *t, int64_t since, embed_visit visit, void *ctx) {
-    for (int tier = 0; tier < EMBED_TIERS; tier++)
-        TRY(embed_walk_tier(t, tier, since, visit, ctx));
-    return OK;
+    walk w = {t, since < 0 ? 0 : (uint32_t)since, true, visit, ctx};
+    return walk_all(&w);
 }
 
 static status add_size(void *ctx, const embed_rows *rows) {
@@ -459,9 +464,7 @@ status embed_tier_size(embed_table *t, int tier, int64_t *out) {
 status embed_size(embed_table *t, int64_t *out) {
     walk w = {.t = t, .visit = add_size, .ctx = out};
     *out = 0;
-    for (int tier = 0; tier < EMBED_TIERS; tier++)
-        TRY(walk_tier(&w, tier));
-    return OK;
+    return walk_all(&w);
 }
 
 /* Keys of rows that expired. */
@@ -487,9 +490,7 @@ status embed_expire(embed_table *t, int64_t *n_expired) {
     walk w = {.t = t, .visit = list_old, .ctx = &old};
     if (n_expired != NULL) *n_expired = 0;
     if (t->config.ttl == 0 || first_kept <= 0) return OK;
-    status st = OK;
-    for (int tier = 0; st == OK && tier < EMBED_TIERS; tier++)
-        st = walk_tier(&w, tier);
+    status st = walk_all(&w);
     if (st == OK) st = embed_erase(t, (int64_t)old.n, old.keys, &n);
     t->counts.n_expired += n;
     if (n_expired != NULL) *n_expired = n;
