@@ -265,9 +265,8 @@ static dropout drop_items(const mol *m, const mol_acts *a, const mol_batch *b) {
     return (dropout){m->config.item.dropout, b->key, b->step, SITE_ITEM, id, a->zeros};
 }
 
-/* Rows of float32 as activations. */
-static status cast_rows(backend *be, const mol_acts *a, int64_t n, int32_t dim, const float *from,
-                        void *to) {
+status mol_cast_rows(backend *be, const mol_acts *a, int64_t n, int32_t dim, const float *from,
+                     void *to) {
     gather_args g = {.n = n, .dim = dim, .table = from, .index = a->identity, .scale = 1, .y = to};
     return be->ops->gather(be, &g);
 }
@@ -411,7 +410,7 @@ status mol_begin(const mol *m, mol_acts *a, backend *be, const mol_batch *b) {
                             .user_stride = a->max_rows};
     for (int t = 0; t < c->n_user; t++)
         users.hash[t] = c->hash[t];
-    TRY(cast_rows(be, a, b->n_items, c->dim, b->items, a->item_x));
+    TRY(mol_cast_rows(be, a, b->n_items, c->dim, b->items, a->item_x));
     TRY(side_fwd(&m->item, &a->item, be, b->n_items, a->item_x, &drop, c->eps));
     TRY(side_fwd(&m->query, &a->query, be, b->n, b->x, &drop_query, c->eps));
     if (c->n_user > 0) TRY(be->ops->mol_index(be, &users));
@@ -466,8 +465,8 @@ status mol_piece(const mol *m, mol_acts *a, backend *be, const mol_batch *b, int
 status mol_end(const mol *m, mol_acts *a, backend *be, const mol_batch *b) {
     const mol_config *c = &m->config;
     dropout drop = drop_items(m, a, b), drop_query = drop_rows(b, c->query.dropout, SITE_QUERY);
-    TRY(cast_rows(be, a, b->n_items, m->item.n_out, a->d_items, a->item.d_unit));
-    TRY(cast_rows(be, a, b->n_items, m->item.n_gate, a->d_item_gate, a->item.d_gate));
+    TRY(mol_cast_rows(be, a, b->n_items, m->item.n_out, a->d_items, a->item.d_unit));
+    TRY(mol_cast_rows(be, a, b->n_items, m->item.n_gate, a->d_item_gate, a->item.d_gate));
     TRY(side_bwd(&m->item, &a->item, be, b->n_items, &drop, c->eps, a->d_item_x));
     scatter_args s = {.groups = {b->n_items, (int32_t)b->n_items, a->identity, a->identity},
                       .dim = c->dim,

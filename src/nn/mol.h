@@ -116,6 +116,10 @@ status mol_queries(const mol *m, mol_acts *a, backend *be, int64_t n, const void
 status mol_items(const mol *m, mol_acts *a, backend *be, int64_t n, const float *items,
                  const int32_t *row);
 
+/* n rows of float32, at most max_items, as activations. */
+status mol_cast_rows(backend *be, const mol_acts *a, int64_t n, int32_t dim, const float *from,
+                     void *to);
+
 /* sim (n, n_each) = the similarities of the n queries of mol_queries and rows (n, n_each) of items,
  * each query its own.  The bits are those of mol_score on a CPU. */
 status mol_score_rows(const mol *m, mol_acts *a, backend *be, int64_t n, int32_t n_each,

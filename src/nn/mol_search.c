@@ -100,16 +100,6 @@ static status add_rows(backend *be, int32_t d, row_groups groups, float scale, c
     return be->ops->scatter(be, &a);
 }
 
-static status cast_rows(const mol_search *s, backend *be, int64_t n, const float *from, void *to) {
-    gather_args g = {.n = n,
-                     .dim = s->m->config.dim_dot,
-                     .table = from,
-                     .index = s->number,
-                     .scale = 1,
-                     .y = to};
-    return be->ops->gather(be, &g);
-}
-
 /* Rows first .. first + n - 1 of an array of the index, from the components of a tile of items. */
 static status index_rows(mol_search *s, backend *be, char *to, int64_t first, int64_t n,
                          row_groups groups, float scale, const void *from) {
@@ -119,7 +109,7 @@ static status index_rows(mol_search *s, backend *be, char *to, int64_t first, in
     float *sum = s->is_act ? s->tile : (float *)(void *)at;
     TRY(be->ops->zero(be, sum, (size_t)(n * d) * sizeof *sum));
     TRY(add_rows(be, (int32_t)d, groups, scale, from, sum));
-    return s->is_act ? cast_rows(s, be, n, sum, at) : OK;
+    return s->is_act ? mol_cast_rows(be, &s->acts, n, (int32_t)d, sum, at) : OK;
 }
 
 status mol_search_index(mol_search *s, const mol_stages *stages, nn_memory *memory, int64_t n_items,
@@ -161,13 +151,7 @@ static status send_unit(const mol_search *s, backend *be, int32_t n) {
     TRY(be->ops->zero(be, s->unit, (size_t)n * (size_t)n * sizeof *s->unit));
     for (int32_t i = 0; i < n; i++)
         TRY(be->ops->copy_in(be, s->unit + (int64_t)i * n + i, &one, sizeof one));
-    gather_args g = {.n = n,
-                     .dim = n,
-                     .table = s->unit,
-                     .index = s->acts.identity,
-                     .scale = 1,
-                     .y = s->unit_act};
-    return be->ops->gather(be, &g);
+    return mol_cast_rows(be, &s->acts, n, n, s->unit, s->unit_act);
 }
 
 /* The similarities of a row and all queries are its row of the corpus, and a query the column to
@@ -283,7 +267,7 @@ static status first_stage(mol_search *s, backend *be, const rank_args *a) {
         for (int32_t t = 0; t < c->n_user; t++)
             TRY(add_rows(be, d, each, 1, nn_act_at(be, s->acts.user, t * s->acts.max_rows * d),
                          s->sum));
-        TRY(cast_rows(s, be, n, s->sum, s->query));
+        TRY(mol_cast_rows(be, &s->acts, n, d, s->sum, s->query));
         TRY(find_candidates(s, be, a, s->mean, s->stages.mean));
     }
     for (int32_t p = 0; p < c->n_query && s->stages.pair > 0; p++) {
