@@ -81,10 +81,6 @@ static void parcel_add(const parcel *p, int64_t at, const embed_rows *rows, int6
            n_floats * sizeof(float));
 }
 
-static embed_rows parcel_view(const parcel *p, int64_t n, int32_t n_floats) {
-    return (embed_rows){n, p->keys, p->scores, p->stamps, p->rows, n_floats};
-}
-
 status embed_keep_own(const embed_table *t, const embed_rows *rows, embed_rows *own,
                       void **memory) {
     int64_t n = 0;
@@ -95,7 +91,7 @@ status embed_keep_own(const embed_table *t, const embed_rows *rows, embed_rows *
     parcel p = parcel_at(*memory, rows->n, rows->n_floats);
     for (int64_t i = 0; i < rows->n; i++)
         if (embed_is_own(t, rows->keys[i])) parcel_add(&p, n++, rows, i);
-    *own = parcel_view(&p, n, rows->n_floats);
+    *own = (embed_rows){n, p.keys, p.scores, p.stamps, p.rows, rows->n_floats};
     return OK;
 }
 

@@ -76,10 +76,6 @@ static int64_t research_length(const config *c, int32_t n_context) {
     return n_context + c->data.max_history + c->network.output_length + 1;
 }
 
-static bool has_action_tokens(const config *c) {
-    return c->task == TASK_RANKING;
-}
-
 static init_rule item_rule(const config *c) {
     if (!is_research(c)) return input_table_rule(ITEM_FEATURE);
     return (init_rule){.kind = INIT_TRUNCATED, .scale = 0.02};
@@ -202,7 +198,7 @@ static status add_input(model *m, const config *c, const model_limits *l) {
 static double scaling_length(const config *c, int32_t n_context) {
     if (is_research(c)) return (double)research_length(c, n_context);
     if (c->network.scaling_length > 0) return (double)c->network.scaling_length;
-    return n_context + (has_action_tokens(c) ? 2.0 : 1.0) *
+    return n_context + (c->task == TASK_RANKING ? 2.0 : 1.0) *
                            (double)(c->data.max_history + c->data.max_candidates);
 }
 

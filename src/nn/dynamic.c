@@ -187,7 +187,8 @@ static status list_items(dynamic_tables *d, dynamic_table *t, int64_t id, int64_
         memset(is_found, 1, (size_t)n_ids);
     else
         TRY(embed_find(t->table, n_ids, t->ids, 0, NULL, is_found));
-    if (d->comm != NULL && t->own == NULL) TRY(dynamic_merge_found(d, n_ids, is_found));
+    if (d->comm != NULL && t->own == NULL) /* what all ranks found */
+        TRY(comm_host_reduce(d->comm, COMM_U8, COMM_MAX, n_ids, is_found));
     for (int64_t i = 0; i < n_ids; i++) {
         row[id + i] = is_found[i] ? *n : -1;
         if (is_found[i]) item[(*n)++] = (int32_t)(id + i);

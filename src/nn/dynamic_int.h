@@ -53,9 +53,6 @@ status dynamic_take_held(dynamic_tables *d, dynamic_table *t, const batch *b, in
 /* Reading: the rows of n ids, t->ids, which may be others on each rank. */
 status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n);
 
-/* Replaces what this rank found of n items by what all ranks found. */
-status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found);
-
 /* rows (n, dim) of t->ids, the same ids on all ranks. */
 status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows);
 

@@ -357,10 +357,6 @@ status dynamic_read_held(dynamic_tables *d, dynamic_table *t, int64_t n) {
     return dynamic_move_rows(d, t, n, d->list.memory, d->in.memory, t->value, true);
 }
 
-status dynamic_merge_found(dynamic_tables *d, int64_t n, uint8_t *is_found) {
-    return comm_host_reduce(d->comm, COMM_U8, COMM_MAX, n, is_found);
-}
-
 status dynamic_gather_rows(dynamic_tables *d, dynamic_table *t, int64_t n, float *rows) {
     dynamic_holders *h = &t->held;
     size_t row = (size_t)t->dim * sizeof *rows;
