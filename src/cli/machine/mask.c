@@ -118,8 +118,8 @@ static status mask_draw_svg(const mask_grid *g, const char *title, buf *out) {
                    "<text x=\"%d\" y=\"%d\" font-family=\"sans-serif\" font-size=\"15\" "
                    "fill=\"#222\">",
                    width, height, width, height, width, height, MARGIN, MARGIN + 12));
-    TRY(html_text(title, out));
-    TRY(buf_text(out, "</text>\n<g fill=\"#2b6cb0\" shape-rendering=\"crispEdges\">\n"));
+    TRY(html_printf(out, "%s</text>\n<g fill=\"#2b6cb0\" shape-rendering=\"crispEdges\">\n",
+                    title));
     TRY(draw_cells(g, (double)PICTURE / g->n_cells, out));
     TRY(buf_text(out, "</g>\n"));
     TRY(draw_tiles(g, out));

@@ -117,8 +117,7 @@ static status write_page(const report_data *d, const char *from, buf *page) {
                   .n_curves = n};
     TRY(page_open(page, "Searches for a fusion plan"));
     TRY(buf_printf(page, "<h1>Searches for a fusion plan: %s</h1>\n<p>Times: ", d->o->c->name));
-    TRY(html_text(from != NULL ? from : "measured now", page));
-    TRY(buf_text(page, "</p>\n<div class=tiles>\n"));
+    TRY(html_printf(page, "%s</p>\n<div class=tiles>\n", from != NULL ? from : "measured now"));
     TRY(page_tile(page, "fastest plan", "%d", d->out->optimum.value));
     TRY(page_tile(page, "its time", "%.4f ms", d->out->optimum.ms));
     TRY(buf_text(page, "</div>\n"));

@@ -253,8 +253,7 @@ static status describe_csv(const sweep *s, buf *out) {
 
 static status put_label(buf *out, double x, double y, const char *style, const char *text) {
     TRY(buf_printf(out, "<text x='%.1f' y='%.1f' %s>", x, y, style));
-    TRY(html_text(text, out));
-    return buf_text(out, "</text>\n");
+    return html_printf(out, "%s</text>\n", text);
 }
 
 static double x_of(const sweep *s, int axis) {
@@ -306,14 +305,10 @@ static status put_lines(const sweep *s, buf *out, const sweep_trial *const *best
             x_of(s, s->n_ranges), y_of(share), (int)(70 + 170 * share), (int)(120 - 10 * share),
             (int)(190 - 150 * share), k == 0 ? "3" : "1.3", 0.35 + 0.6 * share));
         TRY(buf_printf(out, "trial-%04d: ", number_of(s, best[k])));
-        TRY(html_text(s->metric, out));
+        TRY(html_printf(out, "%s", s->metric));
         TRY(buf_printf(out, " %.4g", best[k]->metric));
-        for (int i = 0; i < s->n_ranges; i++) {
-            TRY(buf_text(out, "\n"));
-            TRY(html_text(s->range[i].name, out));
-            TRY(buf_text(out, " = "));
-            TRY(html_text(s->range[i].value[best[k]->at[i]], out));
-        }
+        for (int i = 0; i < s->n_ranges; i++)
+            TRY(html_printf(out, "\n%s = %s", s->range[i].name, s->range[i].value[best[k]->at[i]]));
         TRY(buf_text(out, "</title></polyline>\n"));
     }
     return OK;

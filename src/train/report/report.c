@@ -2,7 +2,7 @@
 
 #include "train/report/run_log.h"
 
-status html_text(const char *text, buf *out) {
+static status html_text(const char *text, buf *out) {
     for (; *text != '\0'; text++) {
         const char *escaped = *text == '&'    ? "&amp;"
                               : *text == '<'  ? "&lt;"
@@ -13,6 +13,20 @@ status html_text(const char *text, buf *out) {
         TRY(escaped != NULL ? buf_text(out, escaped) : buf_char(out, *text));
     }
     return OK;
+}
+
+status html_printf(buf *out, const char *format, ...) {
+    status st = OK;
+    va_list args;
+    va_start(args, format);
+    for (const char *at = format; *at != '\0' && st == OK; at++) {
+        if (at[0] == '%' && at[1] == 's')
+            st = html_text(va_arg(args, const char *), out), at++;
+        else
+            st = buf_char(out, *at);
+    }
+    va_end(args);
+    return st;
 }
 
 TEXT_FILE(page_css, "src/train/report/page.css");
@@ -27,10 +41,11 @@ static status write_colours(buf *out) {
 }
 
 status page_open(buf *out, const char *title) {
-    TRY(buf_text(out, "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
-                      "<meta name=viewport content=\"width=device-width\"><title>"));
-    TRY(html_text(title, out));
-    TRY(buf_text(out, "</title>\n<style>\n"));
+    TRY(html_printf(out,
+                    "<!doctype html>\n<html lang=en><head><meta charset=utf-8>\n"
+                    "<meta name=viewport content=\"width=device-width\"><title>%s</title>\n"
+                    "<style>\n",
+                    title));
     TRY(buf_text(out, page_css));
     TRY(write_colours(out));
     return buf_text(out, "</style></head><body>\n");
@@ -46,11 +61,7 @@ status page_tile(buf *out, const char *name, const char *format, ...) {
     va_start(args, format);
     vsnprintf(value, sizeof value, format, args);
     va_end(args);
-    TRY(buf_text(out, "<div class=tile><b>"));
-    TRY(html_text(value, out));
-    TRY(buf_text(out, "</b><span>"));
-    TRY(html_text(name, out));
-    return buf_text(out, "</span></div>\n");
+    return html_printf(out, "<div class=tile><b>%s</b><span>%s</span></div>\n", value, name);
 }
 
 status page_number(buf *out, double value, const char *tag, const char *format) {
@@ -64,9 +75,7 @@ status page_number(buf *out, double value, const char *tag, const char *format) 
 }
 
 status page_text(buf *out, const char *text, const char *tag) {
-    TRY(buf_printf(out, "<%s>", tag));
-    TRY(html_text(text, out));
-    return buf_printf(out, "</%s>", tag);
+    return html_printf(out, "<%s>%s</%s>", tag, text, tag);
 }
 
 status page_save(const buf *page, const char *path) {
@@ -213,19 +222,16 @@ static status write_mark(const chart *c, const axis *x, buf *out) {
                    "text-anchor=%s>",
                    at, at, TOP, HEIGHT - BOTTOM, at + (is_right ? -4 : 4), HEIGHT - BOTTOM - 6,
                    is_right ? "end" : "start"));
-    TRY(html_text(c->mark_name, out));
-    return buf_text(out, "</text>\n");
+    return html_printf(out, "%s</text>\n", c->mark_name);
 }
 
 /* The title and, under it, the names of several curves, each beside its colour. */
 static status write_legend(const chart *c, buf *out) {
-    TRY(buf_text(out, "<figcaption>"));
-    TRY(html_text(c->title, out));
+    TRY(html_printf(out, "<figcaption>%s", c->title));
     for (int k = 0; k < c->n_curves && c->n_curves > 1; k++) {
         TRY(buf_printf(out, "%s<span class=key><span class=c%d>%s</span> ", k == 0 ? "<br>" : " ",
                        k % CHART_COLOURS, c->curves[k].is_dashed ? "&#9476;&#9476;" : "&#9632;"));
-        TRY(html_text(c->curves[k].name, out));
-        TRY(buf_text(out, "</span>"));
+        TRY(html_printf(out, "%s</span>", c->curves[k].name));
     }
     return buf_text(out, "</figcaption>");
 }
@@ -242,8 +248,7 @@ status chart_write(const chart *c, buf *out) {
     TRY(buf_text(out, "<figure>"));
     TRY(write_legend(c, out));
     TRY(buf_printf(out, "<svg viewBox=\"0 0 %d %d\" role=img aria-label=\"", WIDTH, HEIGHT));
-    TRY(html_text(c->title, out));
-    TRY(buf_text(out, "\">\n"));
+    TRY(html_printf(out, "%s\">\n", c->title));
     TRY(write_grid(c, &x, &y, out));
     TRY(write_mark(c, &x, out));
     for (int k = 0; k < c->n_curves; k++) {
@@ -371,15 +376,12 @@ static status write_summary_row(const run_history *h, buf *out, bool is_mean) {
 
 static status write_evaluations(const run_history *h, buf *out) {
     const double *x = run_history_x(h);
-    TRY(buf_text(out, "<h2>Evaluations"));
-    if (h->part[0] != '\0') TRY(buf_text(out, " on the "));
-    TRY(html_text(h->part, out));
-    TRY(buf_printf(out, "%s</h2><div class=scroll><table><tr><th>%s<th>loss",
-                   h->part[0] != '\0' ? " part" : "", h->is_by_step ? "step" : "epoch"));
-    for (int m = 0; m < h->n_metrics; m++) {
-        TRY(buf_text(out, "<th>"));
-        TRY(html_text(h->metric[m], out));
-    }
+    bool has_part = h->part[0] != '\0';
+    TRY(html_printf(out, "<h2>Evaluations%s%s%s</h2><div class=scroll><table><tr><th>%s<th>loss",
+                    has_part ? " on the " : "", h->part, has_part ? " part" : "",
+                    h->is_by_step ? "step" : "epoch"));
+    for (int m = 0; m < h->n_metrics; m++)
+        TRY(html_printf(out, "<th>%s", h->metric[m]));
     TRY(buf_text(out, "<th>s</tr>\n"));
     TRY(write_summary_row(h, out, false));
     TRY(write_summary_row(h, out, true));
@@ -397,10 +399,8 @@ static status write_evaluations(const run_history *h, buf *out) {
 
 static status write_fact(const json_value *v, const json_value *intervals, buf *out) {
     const json_value *interval = intervals != NULL ? json_member(intervals, v->key) : NULL;
-    TRY(buf_text(out, "<tr><td class=dim>"));
-    TRY(html_text(v->key, out));
-    TRY(buf_text(out, "</td><td>"));
-    if (v->type == JSON_STRING) TRY(html_text(v->string, out));
+    TRY(html_printf(out, "<tr><td class=dim>%s</td><td>%s", v->key,
+                    v->type == JSON_STRING ? v->string : ""));
     if (v->type == JSON_NUMBER) TRY(buf_printf(out, v->is_integer ? "%.0f" : "%.6g", v->number));
     if (v->type == JSON_BOOL) TRY(buf_text(out, v->boolean ? "yes" : "no"));
     if (interval != NULL && interval->type == JSON_ARRAY && interval->n_children == 2)
@@ -450,10 +450,7 @@ static status write_list(const json_value *list, const char *tag, const char *ta
     for (const json_value *v = list != NULL ? list->first : NULL; v != NULL; v = v->next) {
         const char *title = v->type == JSON_STRING ? v->string : history_text(v, "title");
         bool is_hit = target[0] != '\0' && strcmp(title, target) == 0;
-        TRY(buf_printf(out, "<li%s>", is_hit ? " class=hit" : ""));
-        TRY(html_text(title, out));
-        if (is_hit) TRY(buf_text(out, " &#10003;"));
-        TRY(buf_text(out, "</li>"));
+        TRY(html_printf(out, is_hit ? "<li class=hit>%s &#10003;</li>" : "<li>%s</li>", title));
     }
     return buf_printf(out, "</%s>", tag);
 }
@@ -467,8 +464,7 @@ static status write_sample(const json_value *v, int number, buf *out) {
     TRY(write_list(json_member(v, "history"), "ul", "", out));
     TRY(buf_text(out, "<span class=dim>recommended</span>"));
     TRY(write_list(json_member(v, "items"), "ol", target, out));
-    TRY(buf_text(out, "<span class=dim>held out: </span>"));
-    TRY(html_text(target, out));
+    TRY(html_printf(out, "<span class=dim>held out: </span>%s", target));
     if (isfinite(position))
         TRY(buf_printf(out, " <span class=dim>(position %.0f)</span>", position));
     return buf_text(out, "</div>\n");
@@ -490,10 +486,10 @@ static status write_config(const char *run, buf *out) {
     TRY(path_join(path, sizeof path, run, "config.json"));
     if (!file_exists(path)) return OK;
     TRY(file_read_all(path, CONFIG_MAX_BYTES, &text, &n));
-    status st = buf_text(out, "<h2>Config</h2><details><summary>effective values, defaults "
-                              "included</summary><pre>");
-    if (st == OK) st = html_text(text, out);
-    if (st == OK) st = buf_text(out, "</pre></details>\n");
+    status st = html_printf(out,
+                            "<h2>Config</h2><details><summary>effective values, defaults "
+                            "included</summary><pre>%s</pre></details>\n",
+                            text);
     mem_free(text);
     return st;
 }
@@ -584,14 +580,12 @@ static status write_result(const run_history *h, buf *out) {
 static status write_page(const run_history *h, const char *run, buf *out) {
     const json_value *newest = h->start;
     TRY(page_open(out, "hstu run"));
-    TRY(buf_text(out, "<h1>hstu run <span class=dim>"));
-    TRY(html_text(run, out));
-    TRY(buf_printf(out, "</span></h1>\n<p class=dim>%s</p>\n",
-                   h->done == NULL ? "under way; reload for news"
-                   : json_member(h->done, "stopped_early") == NULL ||
-                           !json_member(h->done, "stopped_early")->boolean
-                       ? "finished"
-                       : "finished early: validation got no better"));
+    TRY(html_printf(out, "<h1>hstu run <span class=dim>%s</span></h1>\n<p class=dim>%s</p>\n", run,
+                    h->done == NULL ? "under way; reload for news"
+                    : json_member(h->done, "stopped_early") == NULL ||
+                            !json_member(h->done, "stopped_early")->boolean
+                        ? "finished"
+                        : "finished early: validation got no better"));
     TRY(write_tiles(h, out));
     TRY(write_charts(h, out));
     TRY(write_samples(h, out));

@@ -55,5 +55,6 @@ enum { CHART_COLOURS = 8 };
 /* Appends a <figure>; nothing at all if no curve has a finite value. */
 status chart_write(const chart *c, buf *out);
 
-/* Text with &, <, > and quotes escaped, for HTML and its attributes. */
-status html_text(const char *text, buf *out);
+/* As buf_printf with nothing but %s: in each text &, <, > and quotes are escaped, for HTML and its
+ * attributes. */
+status html_printf(buf *out, const char *format, ...) PRINTF_LIKE(2, 3);
