@@ -151,23 +151,18 @@ static void cut_columns(char *text, int columns) {
     *text = '\0';
 }
 
-/* Appends to a text of at most n bytes; what does not fit is left out. */
-static void add(char *text, int n, const char *more) {
-    size_t used = strlen(text);
-    snprintf(text + used, (size_t)n - used, "%s", more);
-}
-
-static void add_amount(char *text, int n, const progress *p, double value) {
+static void add_amount(char *text, size_t n, const progress *p, double value) {
     char amount[32];
     if (strcmp(p->unit, "B") == 0)
         human_bytes(amount, sizeof amount, value);
     else
         human_count(amount, sizeof amount, value);
-    add(text, n, amount);
+    text_add(text, n, "%s", amount);
 }
 
 /* The text after the bar: percent, done/total, rate, time left, suffix. */
-static void render_numbers(const progress *p, uint64_t done, uint64_t now_ns, char *text, int n) {
+static void render_numbers(const progress *p, uint64_t done, uint64_t now_ns, char *text,
+                           size_t n) {
     char part[64];
     double seconds = (double)(now_ns > p->start_ns ? now_ns - p->start_ns : 0) / 1e9;
     double gained = done > p->start_done ? (double)(done - p->start_done) : 0;
@@ -175,62 +170,54 @@ static void render_numbers(const progress *p, uint64_t done, uint64_t now_ns, ch
     text[0] = '\0';
     if (p->total > 0) {
         double share = done < p->total ? (double)done / (double)p->total : 1;
-        snprintf(part, sizeof part, "%3d%%  ", (int)(share * 100));
-        add(text, n, part);
+        text_add(text, n, "%3d%%  ", (int)(share * 100));
     }
     add_amount(text, n, p, (double)done);
     if (p->total > 0) {
-        add(text, n, "/");
+        text_add(text, n, "/");
         add_amount(text, n, p, (double)p->total);
     }
-    if (strcmp(p->unit, "B") != 0) {
-        add(text, n, " ");
-        add(text, n, p->unit);
-    }
-    add(text, n, "  ");
+    if (strcmp(p->unit, "B") != 0) text_add(text, n, " %s", p->unit);
+    text_add(text, n, "  ");
     add_amount(text, n, p, rate);
-    add(text, n, "/s");
+    text_add(text, n, "/s");
     if (p->total > done && rate > 0) {
         human_duration(part, sizeof part, (double)(p->total - done) / rate);
-        add(text, n, "  ETA ");
-        add(text, n, part);
+        text_add(text, n, "  ETA %s", part);
     }
-    if (p->suffix[0] != '\0') {
-        add(text, n, "  ");
-        add(text, n, p->suffix);
-    }
+    if (p->suffix[0] != '\0') text_add(text, n, "  %s", p->suffix);
 }
 
 /* A bar of `columns` columns between two thin lines, drawn to an eighth of a column. */
-static void render_bar(const progress *p, uint64_t done, int columns, char *text, int n) {
+static void render_bar(const progress *p, uint64_t done, int columns, char *text, size_t n) {
     static const char *const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
     int inner = columns - 2;
     double share = done < p->total ? (double)done / (double)p->total : 1;
     int filled = (int)(share * inner * 8);
-    add(text, n, "▕");
+    text_add(text, n, "▕");
     for (int i = 0; i < inner; i++, filled -= 8)
-        add(text, n, filled >= 8 ? "█" : eighths[filled > 0 ? filled : 0]);
-    add(text, n, "▏");
+        text_add(text, n, "%s", filled >= 8 ? "█" : eighths[filled > 0 ? filled : 0]);
+    text_add(text, n, "▏");
 }
 
-void progress_render(const progress *p, uint64_t now_ns, int width, char *text, int n) {
+void progress_render(const progress *p, uint64_t now_ns, int width, char *text, size_t n) {
     char numbers[256];
     uint64_t done = __atomic_load_n(&p->done, __ATOMIC_RELAXED);
     render_numbers(p, done, now_ns, numbers, sizeof numbers);
-    escape_text(text, (size_t)n, p->what);
+    escape_text(text, n, p->what);
     int what_columns = width / 3;
     if (columns_of(text) > what_columns) {
         cut_columns(text, what_columns - 1);
-        add(text, n, "…");
+        text_add(text, n, "…");
     }
     int bar_columns = width - columns_of(text) - 3 - columns_of(numbers);
     if (bar_columns > MAX_BAR_COLUMNS) bar_columns = MAX_BAR_COLUMNS;
-    add(text, n, "  ");
+    text_add(text, n, "  ");
     if (p->total > 0 && bar_columns >= MIN_BAR_COLUMNS) {
         render_bar(p, done, bar_columns, text, n);
-        add(text, n, " ");
+        text_add(text, n, " ");
     }
-    add(text, n, numbers);
+    text_add(text, n, "%s", numbers);
     cut_columns(text, width);
 }
 
@@ -252,8 +239,7 @@ static void draw(progress *p, uint64_t now) {
     size_t clear = sizeof CLEAR_LINE - 1;
     memcpy(text, CLEAR_LINE, clear);
     /* One column stays empty: a full line would wrap on some terminals. */
-    progress_render(p, now, env_columns(STDERR_FILENO) - 1, text + clear,
-                    (int)(sizeof text - clear));
+    progress_render(p, now, env_columns(STDERR_FILENO) - 1, text + clear, sizeof text - clear);
     write_line(text);
     is_drawn = true;
     __atomic_store_n(&p->last_draw_ns, now, __ATOMIC_RELAXED);

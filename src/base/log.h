@@ -49,7 +49,7 @@ void progress_end(progress *p);
 
 /* Renders a bar into text of at most n bytes, for `width` columns; pure, so that it can be tested.
  */
-void progress_render(const progress *p, uint64_t now_ns, int width, char *text, int n);
+void progress_render(const progress *p, uint64_t now_ns, int width, char *text, size_t n);
 
 /* "1.23 M", "45.6 k", "789"; and "1.2 GB" (powers of 1000); and "3 m 05 s". */
 void human_count(char *text, int n, double value);

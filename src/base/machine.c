@@ -77,8 +77,7 @@ uint64_t machine_parse_limit(const char *max) {
 }
 
 static void add_word(char *text, size_t n, const char *word) {
-    size_t used = strlen(text);
-    snprintf(text + used, n - used, "%s%s", used > 0 ? " " : "", word);
+    text_add(text, n, "%s%s", text[0] != '\0' ? " " : "", word);
 }
 
 static void ask_simd(char *text, size_t n) {

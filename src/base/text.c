@@ -151,6 +151,14 @@ bool text_ends_with(const char *text, const char *end) {
     return n >= n_end && strcmp(text + n - n_end, end) == 0;
 }
 
+void text_add(char *text, size_t size, const char *fmt, ...) {
+    size_t used = strlen(text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text + used, size - used, fmt, args);
+    va_end(args);
+}
+
 int text_restore_point(char *text) {
     char *to = text;
     for (const char *from = text; *from != '\0'; from++) {

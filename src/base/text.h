@@ -132,6 +132,9 @@ int float_text(char text[FLOAT_TEXT_BYTES], float value);
 
 bool text_ends_with(const char *text, const char *end);
 
+/* Appends to a text of at most `size` bytes; what does not fit is left out. */
+void text_add(char *text, size_t size, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
 /* For error messages: the name with the smallest edit distance to `word` (case counts half), or
  * NULL if none is near enough to be meant. */
 const char *nearest_name(const char *word, const char *const *names, size_t n_names);

@@ -480,15 +480,13 @@ static status check_binding(loader *l, const gin_binding *b) {
 /* Says once what a file binds in vain. */
 static void note_no_effect(const loader *l) {
     char names[512] = "";
-    size_t used = 0;
     for (size_t i = 0; i < l->gin.n_bindings; i++) {
         const gin_binding *b = l->gin.bindings[i];
         const option *o = option_find(b->class_name, b->field);
-        if (o == NULL || !(o->flags & OPT_NO_EFFECT) || used >= sizeof names) continue;
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "",
-                                 o->name);
+        if (o != NULL && o->flags & OPT_NO_EFFECT)
+            text_add(names, sizeof names, "%s%s", names[0] != '\0' ? ", " : "", o->name);
     }
-    if (used > 0) log_info("note: %s: read, but of no effect here: %s", l->c->file, names);
+    if (names[0] != '\0') log_info("note: %s: read, but of no effect here: %s", l->c->file, names);
 }
 
 /* `--set learning_rate=1` would define a macro that nothing uses, where an option was meant. */
@@ -499,10 +497,9 @@ static status check_bare_names(const loader *l) {
         if (*b->class_name != '\0' || !b->is_override || b->is_used) continue;
         for (size_t k = 0; k < n_options; k++) {
             const option *o = &option_table[k];
-            size_t n = strlen(names);
             if (strcmp(option_field(o), b->field) == 0 &&
                 option_class_of(o)->family == l->c->family)
-                snprintf(names + n, sizeof names - n, "%s%s", n > 0 ? " or " : "", o->name);
+                text_add(names, sizeof names, "%s%s", *names != '\0' ? " or " : "", o->name);
         }
         return gin_fail(b->file, b->line, "'%s' has no class: write %s", b->field,
                         *names != '\0' ? names : "Class.field=value");

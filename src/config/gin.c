@@ -594,15 +594,13 @@ static status read_text(gin_reader *r) {
 
 /* Refuses a file that is already being read, and names the cycle of includes. */
 static status check_cycle(const gin_reader *r) {
-    char names[700];
-    size_t used = 0;
+    char names[700] = "";
     const gin_reader *p = r->parent;
     while (p != NULL && (p->device != r->device || p->inode != r->inode))
         p = p->parent;
     if (p == NULL) return OK;
-    for (p = r; p != NULL && used < sizeof names; p = p->parent)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%.200s",
-                                 p == r ? "" : " <- ", p->file);
+    for (p = r; p != NULL; p = p->parent)
+        text_add(names, sizeof names, "%s%.200s", p == r ? "" : " <- ", p->file);
     return FAIL_HERE(r->parent, "this include closes a cycle: %s", names);
 }
 

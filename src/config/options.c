@@ -472,13 +472,9 @@ static const char *type_words(const option *o) {
 /* "0 <= x < 1", or "a, b, c", or nothing. */
 static void range_words(const option *o, char *text, size_t n) {
     text[0] = '\0';
-    if (o->choices != NULL) {
-        size_t used = 0;
-        for (const char *p = o->choices; *p != '\0' && used + 3 < n; p++)
-            used += (size_t)snprintf(text + used, n - used, *p == '|' ? ", " : "%c", *p);
-        return;
-    }
-    if (o->min == 0 && o->max == 0) return;
+    for (const char *p = o->choices; p != NULL && *p != '\0'; p++)
+        text_add(text, n, *p == '|' ? ", " : "%c", *p);
+    if (o->choices != NULL || (o->min == 0 && o->max == 0)) return;
     const char *left = o->flags & OPT_ABOVE_MIN ? "> " : ">= ";
     if (o->max >= 1e15)
         snprintf(text, n, "%s%.10g", left, o->min);

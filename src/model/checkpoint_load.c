@@ -292,11 +292,10 @@ status checkpoint_table_path(char path[CHECKPOINT_PATH_BYTES], const dynamic_tab
 }
 
 const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int64_t *shape) {
-    size_t n = (size_t)snprintf(text, SHAPE_TEXT_BYTES, "(");
-    for (int d = 0; d < n_dims && n < SHAPE_TEXT_BYTES; d++)
-        n += (size_t)snprintf(text + n, SHAPE_TEXT_BYTES - n, "%s%" PRId64, d > 0 ? ", " : "",
-                              shape[d]);
-    if (n < SHAPE_TEXT_BYTES) snprintf(text + n, SHAPE_TEXT_BYTES - n, ")");
+    snprintf(text, SHAPE_TEXT_BYTES, "(");
+    for (int d = 0; d < n_dims; d++)
+        text_add(text, SHAPE_TEXT_BYTES, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
+    text_add(text, SHAPE_TEXT_BYTES, ")");
     return text;
 }
 

@@ -144,16 +144,12 @@ status mask_rule_parse(mask_rule *out, const char *text, const char **path) {
 
 void mask_rule_text(const mask_rule *r, char *out, size_t out_bytes) {
     mask_rule copy = *r;
-    size_t n = 0;
-    const char *name = r->kind < N_KINDS ? kind_names[r->kind] : "bits";
-    n += (size_t)snprintf(out, out_bytes, "%s", name);
-    for (int f = 0; f < N_FIELDS && n < out_bytes; f++)
+    snprintf(out, out_bytes, "%s", r->kind < N_KINDS ? kind_names[r->kind] : "bits");
+    for (int f = 0; f < N_FIELDS; f++)
         if (has_field(r, fields[f].name))
-            n += (size_t)snprintf(out + n, out_bytes - n, ",%s=%d", fields[f].name,
-                                  *field_of(&copy, &fields[f]));
-    if (has_field(r, "seed") && n < out_bytes)
-        n += (size_t)snprintf(out + n, out_bytes - n, ",seed=%llu", (unsigned long long)r->seed);
-    if (r->is_causal && n < out_bytes) snprintf(out + n, out_bytes - n, ",causal");
+            text_add(out, out_bytes, ",%s=%d", fields[f].name, *field_of(&copy, &fields[f]));
+    if (has_field(r, "seed")) text_add(out, out_bytes, ",seed=%llu", (unsigned long long)r->seed);
+    if (r->is_causal) text_add(out, out_bytes, ",causal");
 }
 
 /* Masks from files: dense bytes, or the keys of each row (csr).  Every number of a file is checked

@@ -147,35 +147,25 @@ void eval_write_misses(const eval_result *r, json_writer *w) {
     json_key_int(w, "targets_without_row", r->n_lost);
 }
 
-/* Appends to a text of EVAL_MISSES_BYTES. */
-static void add_text(char *text, const char *fmt, ...) PRINTF_LIKE(2, 3);
-static void add_text(char *text, const char *fmt, ...) {
-    size_t used = strlen(text);
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text + used, EVAL_MISSES_BYTES - used, fmt, args);
-    va_end(args);
-}
-
 bool eval_describe_misses(const eval_result *r, char text[EVAL_MISSES_BYTES]) {
     text[0] = '\0';
     if (r->n_unknown > 0)
-        add_text(text,
+        text_add(text, EVAL_MISSES_BYTES,
                  "evaluation: held-out events of items that the model does not know: %" PRId64
                  " (%s)",
                  r->n_unknown, r->is_retrieval ? "counted as not found" : "left out");
     if (r->n_unlabelled > 0)
-        add_text(text,
+        text_add(text, EVAL_MISSES_BYTES,
                  "%sevaluation: users left out, as their held-out events have no action: %" PRId64,
                  text[0] != '\0' ? "; " : "", r->n_unlabelled);
     if (r->n_ids == 0) return text[0] != '\0';
-    add_text(text,
+    text_add(text, EVAL_MISSES_BYTES,
              "%sevaluation: %" PRId64 " of %" PRId64
              " ids had no row in their dynamic table (hit rate %.2f %%)",
              text[0] != '\0' ? "; " : "", r->n_absent, r->n_ids,
              100 * (1 - (double)r->n_absent / (double)r->n_ids));
     if (r->is_retrieval)
-        add_text(text,
+        text_add(text, EVAL_MISSES_BYTES,
                  "; %d item%s one and %s ranked; of %" PRId64 " held-out items %" PRId64
                  " had none and count as not found",
                  r->n_items_ranked, r->n_items_ranked == 1 ? " has" : "s have",
