@@ -552,17 +552,13 @@ static status read_lengths(const char *text, cluster_work *w) {
 
 /* The speed from what `hstu bench train --json` printed. */
 static status read_measured(bench_args *a) {
-    char *text = NULL;
-    size_t n;
     arena memory;
     const json_value *object;
     arena_init(&memory, 4096);
-    status st = file_read_all(a->measured, MAX_MEASURED, &text, &n);
-    if (st == OK) st = json_parse(&memory, a->measured, text, n, &object);
+    status st = json_read_file(&memory, a->measured, MAX_MEASURED, &object);
     if (st == OK) st = json_member_double(object, "tflop_per_s", &a->tflops);
     if (st != OK) st = fail_prefix(st, "--measured");
     arena_fini(&memory);
-    mem_free(text);
     a->source = a->measured;
     return st;
 }

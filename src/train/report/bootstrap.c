@@ -173,21 +173,18 @@ static status parse(replicates *r, const json_value *root) {
 }
 
 status replicates_read(replicates *r, const char *run) {
-    char path[4096], *text = NULL;
-    size_t n;
+    char path[4096];
     arena memory;
     const json_value *root;
     *r = (replicates){0};
     TRY(path_join(path, sizeof path, run, "intervals.json"));
     if (!file_exists(path)) return OK;
-    TRY(file_read_all(path, FILE_MAX_BYTES, &text, &n));
     arena_init(&memory, ARENA_BYTES);
-    status st = json_parse(&memory, path, text, n, &root);
+    status st = json_read_file(&memory, path, FILE_MAX_BYTES, &root);
     if (st == OK) {
         st = parse(r, root);
         if (st != OK) st = fail_prefix(st, "%s", path);
     }
     arena_fini(&memory);
-    mem_free(text);
     return st;
 }

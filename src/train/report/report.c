@@ -548,15 +548,13 @@ static status write_certified_chart(const json_value *v, buf *out) {
 
 /* What `hstu certify` found of the run. */
 static status write_certified(const char *run, buf *out) {
-    char path[4096], *text = NULL;
+    char path[4096];
     const json_value *root, *charts = NULL;
-    size_t n;
     arena a;
     TRY(path_join(path, sizeof path, run, REPORT_CERTIFIED));
     if (!file_exists(path)) return OK;
     arena_init(&a, 1 << 14);
-    status st = file_read_all(path, CONFIG_MAX_BYTES, &text, &n);
-    if (st == OK) st = json_parse(&a, path, text, n, &root);
+    status st = json_read_file(&a, path, CONFIG_MAX_BYTES, &root);
     if (st == OK) charts = json_member(root, "charts");
     if (st == OK)
         st = buf_text(out, "<h2>When the history changes a little</h2><div class=charts>\n");
@@ -564,7 +562,6 @@ static status write_certified(const char *run, buf *out) {
          st == OK && v != NULL; v = v->next)
         if (v->type == JSON_OBJECT) st = write_certified_chart(v, out);
     if (st == OK) st = buf_text(out, "</div>\n");
-    mem_free(text);
     arena_fini(&a);
     return st;
 }
