@@ -372,6 +372,14 @@ status file_copy(const char *from, const char *to) {
     return st;
 }
 
+status file_save(const char *folder, const char *name, buf *text, status st) {
+    char path[PATH_BYTES];
+    if (st == OK && folder != NULL) st = path_join(path, sizeof path, folder, name);
+    if (st == OK) st = file_write(folder != NULL ? path : name, buf_str(text), text->n_bytes);
+    buf_fini(text);
+    return st;
+}
+
 status folder_create(const char *path, bool *out_created) {
     char part[PATH_BYTES];
     size_t n = strlen(path);

@@ -79,6 +79,10 @@ status out_file_end(out_file *f, status st);
 status file_write(const char *path, const void *bytes, size_t n);
 status file_copy(const char *from, const char *to);
 
+/* Where st is OK, writes a text to FOLDER/NAME, or to NAME where the folder is NULL.  Frees the
+ * text either way; returns st, or why there is no file. */
+status file_save(const char *folder, const char *name, buf *text, status st);
+
 /* mkdir -p, durably.  *out_created (may be NULL): whether the last level was made by this call. */
 status folder_create(const char *path, bool *out_created);
 

@@ -308,9 +308,7 @@ status cost_model_save(const cost_model *m, const char *path) {
     json_string_n(&w, model, (size_t)n);
     status st = json_finish_sealed(&w);
     if (st == OK) st = buf_text(&text, "\n");
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(NULL, path, &text, st);
 }
 
 static status read_model(cost_model *m, arena *memory, const char *path, const char *text,

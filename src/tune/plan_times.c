@@ -143,9 +143,7 @@ static status write_times(const traversal *t, const char *path, const char *head
     status st = header != NULL ? buf_printf(&text, "%s\n", header) : OK;
     for (size_t i = 0; i < t->times.n && st == OK; i++)
         st = plan_time_line(t->times.item[i].value, t->times.item[i].ms, &text);
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(NULL, path, &text, st);
 }
 
 /* The partial file is replaced by what was taken over, so that a cut line is gone, and a full disk

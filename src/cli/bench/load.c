@@ -570,7 +570,7 @@ json_writer *load_json_open(const char *name, const load_args *a) {
 status load_json_save(const char *path) {
     status st = json_finish_object(&report);
     if (st == OK) st = buf_char(&report_text, '\n');
-    if (st == OK && path != NULL) st = page_save(&report_text, path);
+    if (path != NULL) return file_save(NULL, path, &report_text, st);
     buf_fini(&report_text);
     return st;
 }

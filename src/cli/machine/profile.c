@@ -227,16 +227,13 @@ static status put_page(const profile *p, buf *out) {
 
 static status profile_page_write(const profile *p, const char *path) {
     buf page = {0};
-    status st = put_page(p, &page);
-    if (st == OK) st = page_save(&page, path);
-    buf_fini(&page);
-    return st;
+    return file_save(NULL, path, &page, put_page(p, &page));
 }
 
 /* A table without rows has no file; one of an earlier profile is removed. */
 static status write_csv(const char *folder, const char *name, const buf *text) {
     const char *path = show_join(folder, show_printf("%s.csv", name));
-    if (text->n_bytes > 0) return page_save(text, path);
+    if (text->n_bytes > 0) return file_write(path, buf_str(text), text->n_bytes);
     return unlink(path) == 0 || errno == ENOENT ? OK : fail_errno("%s", path);
 }
 

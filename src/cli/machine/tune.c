@@ -137,10 +137,7 @@ static status compare(report_data *d, const char *from, const char *path) {
         TRY(run_search(d, (search_kind)kind));
     }
     find_regret(d);
-    status st = write_page(d, from, &page);
-    if (st == OK) st = page_save(&page, path);
-    buf_fini(&page);
-    return st;
+    return file_save(NULL, path, &page, write_page(d, from, &page));
 }
 
 /* Runs every search with every seed and writes the page, which appears whole.  `from` names the

@@ -340,7 +340,6 @@ static void put_charts(const service *v, json_writer *w) {
 
 /* RUN/certify.json, from which the page of the run draws its curves. */
 static status save(const service *v, const char *run) {
-    char path[CHECKPOINT_PATH_BYTES];
     buf text = {0};
     json_writer w;
     json_begin_object(&w, &text, 1);
@@ -350,11 +349,8 @@ static status save(const service *v, const char *run) {
     json_key_array(&w, "charts");
     put_charts(v, &w);
     json_array_close(&w);
-    status st = json_finish_object(&w);
-    if (st == OK) st = path_join(path, sizeof path, run, REPORT_CERTIFIED);
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st == OK ? report_write(run) : st;
+    TRY(file_save(run, REPORT_CERTIFIED, &text, json_finish_object(&w)));
+    return report_write(run);
 }
 
 static void put_item(const service *v, const user_result *r, int32_t i, json_writer *w, buf *id) {

@@ -345,7 +345,7 @@ static status write_page(comparison *c, const char *path) {
     TRY(buf_text(&c->page, "</table>\n"));
     TRY(write_charts(c));
     TRY(page_close(&c->page));
-    return page_save(&c->page, path);
+    return file_write(path, buf_str(&c->page), c->page.n_bytes);
 }
 
 static void print_differences_json(const comparison *c, int i, json_writer *w) {

@@ -353,13 +353,10 @@ static status sweep_show(const sweep *s, const char *dir) {
     buf text = {0};
     TRY(MEM_NEW(&best, (size_t)s->n_trials));
     int n = sweep_order(s, best);
-    status st = describe_csv(s, &text);
-    if (st == OK) st = page_save(&text, show_join(dir, "sweep.csv"));
-    buf_clear(&text);
+    status st = file_save(dir, "sweep.csv", &text, describe_csv(s, &text));
     if (st == OK) st = describe_page(s, &text, best, n);
-    if (st == OK) st = page_save(&text, show_join(dir, "sweep.html"));
+    st = file_save(dir, "sweep.html", &text, st);
     if (st == OK) print_table(s, best, n);
-    buf_fini(&text);
     mem_free(best);
     return st;
 }
@@ -686,10 +683,7 @@ static status open_folder(sweep_args *a, bool *is_new) {
     }
     if (!*is_new)
         return fail(ERR_USAGE, "%s exists and is not a sweep; give another --out", a->out);
-    status st = describe(a, false, &want);
-    if (st == OK) st = page_save(&want, path);
-    buf_fini(&want);
-    return st;
+    return file_save(NULL, path, &want, describe(a, false, &want));
 }
 
 /* A wrong option stops the first trainings before they begin: of such a sweep nothing is left, so

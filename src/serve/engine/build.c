@@ -202,13 +202,8 @@ static status write_manifest(build *b, buf *text) {
 }
 
 static status seal(build *b) {
-    char path[CHECKPOINT_PATH_BYTES];
     buf text = {0};
-    status st = write_manifest(b, &text);
-    if (st == OK) st = path_join(path, sizeof path, b->to, "engine.json");
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(b->to, "engine.json", &text, write_manifest(b, &text));
 }
 
 static status write_folder(build *b) {

@@ -46,13 +46,8 @@ static status write_manifest(const char *folder, uint64_t step, const dynamic_ta
 }
 
 status checkpoint_seal(const char *folder, uint64_t step, const dynamic_tables *tables) {
-    char path[CHECKPOINT_PATH_BYTES];
     buf text = {0};
-    status st = write_manifest(folder, step, tables, &text);
-    if (st == OK) st = path_join(path, sizeof path, folder, "manifest.json");
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(folder, "manifest.json", &text, write_manifest(folder, step, tables, &text));
 }
 
 /* Names the temporary and the final folder of a step; creates their parent if needed. */
@@ -597,7 +592,7 @@ static void write_sums(json_writer *w, const char *key, const train_sums *s) {
 }
 
 /* 64-bit seeds are kept as text: JSON's numbers end at 2^53. */
-static status write_state(const train_state *s, const char *path) {
+static status write_state(const train_state *s, const char *folder) {
     json_writer w;
     buf text = {0};
     char seed[32];
@@ -620,10 +615,8 @@ static status write_state(const train_state *s, const char *path) {
                 FIELD("patience", s->patience));
     json_key(&w, "batches");
     batcher_state_write(&s->batches, &w);
-    status st = json_finish_object(&w);
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(folder, checkpoint_file_names[CHECKPOINT_STATE], &text,
+                     json_finish_object(&w));
 }
 
 static status member_seed(const json_value *object, uint64_t *out) {
@@ -721,9 +714,7 @@ static status write_vocabulary(const checkpoint *c, const char *run, const char 
 
 /* What the first rank writes alone. */
 static status write_small_files(const checkpoint *c, const char *run, const char *folder) {
-    char path[CHECKPOINT_PATH_BYTES];
-    TRY(path_join(path, sizeof path, folder, checkpoint_file_names[CHECKPOINT_STATE]));
-    TRY(write_state(&c->state, path));
+    TRY(write_state(&c->state, folder));
     return write_vocabulary(c, run, folder);
 }
 

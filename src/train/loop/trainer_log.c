@@ -97,9 +97,7 @@ status trainer_write_config(trainer *t) {
     if (st == OK) st = is_resumed ? describe_resumed(t, &text) : describe_run(t, NULL, NULL, &text);
     if (st == OK) st = json_add_seal(&text);
     if (st == OK) st = buf_char(&text, '\n');
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(NULL, path, &text, st);
 }
 
 /* The environment of a run: what a reader of the report wants to know. */

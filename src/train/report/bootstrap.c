@@ -126,14 +126,10 @@ static status describe(const replicates *r, const char *part, buf *out) {
 }
 
 status replicates_write(const replicates *r, const char *run, const char *part) {
-    char path[4096];
     buf text = {0};
-    status st = path_join(path, sizeof path, run, "intervals.json");
-    if (st == OK) st = describe(r, part, &text);
+    status st = describe(r, part, &text);
     if (st == OK) st = buf_char(&text, '\n');
-    if (st == OK) st = file_write(path, buf_str(&text), text.n_bytes);
-    buf_fini(&text);
-    return st;
+    return file_save(run, "intervals.json", &text, st);
 }
 
 static status parse_metric(replicates *r, const json_value *v, double unit) {

@@ -78,10 +78,6 @@ status page_text(buf *out, const char *text, const char *tag) {
     return html_printf(out, "<%s>%s</%s>", tag, text, tag);
 }
 
-status page_save(const buf *page, const char *path) {
-    return file_write(path, buf_str(page), page->n_bytes);
-}
-
 /* The drawing in its own units; the page scales it. */
 enum { WIDTH = 520, HEIGHT = 260, LEFT = 56, RIGHT = 16, TOP = 14, BOTTOM = 36, MAX_DOTS = 200 };
 
@@ -598,14 +594,10 @@ static status write_page(const run_history *h, const char *run, buf *out) {
 }
 
 status report_write(const char *run) {
-    char path[4096];
     run_history h;
     buf page = {0};
     status st = run_history_read(&h, run);
     if (st == OK) st = write_page(&h, run, &page);
-    if (st == OK) st = path_join(path, sizeof path, run, "report.html");
-    if (st == OK) st = page_save(&page, path);
-    buf_fini(&page);
     run_history_fini(&h);
-    return st;
+    return file_save(run, "report.html", &page, st);
 }

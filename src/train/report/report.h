@@ -27,9 +27,6 @@ status page_number(buf *out, double value, const char *tag, const char *format);
 /* <tag>text</tag>, the text escaped. */
 status page_text(buf *out, const char *text, const char *tag);
 
-/* Writes the page to a file, whole or not at all. */
-status page_save(const buf *page, const char *path);
-
 /* A chart: curves over epochs as inline SVG.  Colours come from the page's CSS (classes c0, c1,
  * ...), so that it works in light and dark. */
 typedef struct curve {

@@ -142,10 +142,8 @@ status run_log_rewind(const char *run, uint64_t step) {
     if (!file_exists(path)) return OK;
     TRY(file_read_all(path, LOG_MAX_BYTES, &text, &n));
     status st = each_line(text, n, keep_line, &job);
-    if (st == OK) st = file_write(path, buf_str(&job.kept), job.kept.n_bytes);
-    buf_fini(&job.kept);
     mem_free(text);
-    return st;
+    return file_save(NULL, path, &job.kept, st);
 }
 
 typedef struct read_job {

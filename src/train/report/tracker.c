@@ -95,10 +95,8 @@ static status write_csv(const tracker *t) {
     buf text = {0};
     status st = run_history_read(&h, t->run);
     if (st == OK) st = describe_csv(&h, &text);
-    if (st == OK) st = file_write(t->to.csv, buf_str(&text), text.n_bytes);
     run_history_fini(&h);
-    buf_fini(&text);
-    return st;
+    return file_save(NULL, t->to.csv, &text, st);
 }
 
 status tracker_open(tracker *t, const tracker_options *to, const char *run, uint64_t step) {
