@@ -96,8 +96,7 @@ static status verify_step(const manifest *m) {
     int64_t step, named = -1;
     TRY(json_member_int(m->root, "step", &step));
     TRY(checkpoint_read_origin(&origin, folder));
-    if (realpath(folder, resolved) != NULL && strrchr(resolved, '/') != NULL)
-        named = checkpoint_step_of(strrchr(resolved, '/') + 1);
+    if (realpath(folder, resolved) != NULL) named = checkpoint_step_of(resolved);
     if (step < 0 || origin.step != (uint64_t)step) {
         snprintf(what, sizeof what, "state.json is of step %" PRIu64 ", manifest.json of %" PRId64,
                  origin.step, step);
@@ -142,8 +141,9 @@ status checkpoint_verify(const char *folder) {
 }
 
 /* Only the very name that checkpoint_begin gives: step-00000005, not step-5. */
-int64_t checkpoint_step_of(const char *name) {
+int64_t checkpoint_step_of(const char *folder) {
     char again[NAME_BYTES];
+    const char *slash = strrchr(folder, '/'), *name = slash != NULL ? slash + 1 : folder;
     if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9') return -1;
     long long step = strtoll(name + 5, NULL, 10);
     snprintf(again, sizeof again, "step-%08lld", step);
@@ -156,8 +156,7 @@ int64_t checkpoint_linked_step(const char *run, const char *name) {
     ssize_t n = readlink(path, target, sizeof target - 1);
     if (n <= 0) return -1;
     target[n] = '\0';
-    const char *slash = strrchr(target, '/');
-    return checkpoint_step_of(slash != NULL ? slash + 1 : target);
+    return checkpoint_step_of(target);
 }
 
 /* The step of the newest checkpoint; -1: none. */

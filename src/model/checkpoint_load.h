@@ -125,7 +125,7 @@ const char *tensor_shape_text(char text[SHAPE_TEXT_BYTES], int n_dims, const int
 status checkpoint_step_folder(const char *run, int64_t step, char folder[CHECKPOINT_PATH_BYTES]);
 
 /* The step in the name of a checkpoint's folder, such as step-00000005; -1: not such a name. */
-int64_t checkpoint_step_of(const char *name);
+int64_t checkpoint_step_of(const char *folder);
 
 /* The step that RUN/name points to; -1: there is no such link. */
 int64_t checkpoint_linked_step(const char *run, const char *name);

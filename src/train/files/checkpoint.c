@@ -82,11 +82,6 @@ static status point_link(const char *run, const char *name, const char *folder) 
     return OK;
 }
 
-static int64_t step_of(const char *folder) {
-    const char *slash = strrchr(folder, '/');
-    return checkpoint_step_of(slash != NULL ? slash + 1 : folder);
-}
-
 status checkpoint_point_best(const char *run, int64_t step) {
     char path[CHECKPOINT_PATH_BYTES];
     TRY(checkpoint_step_folder(run, step, path));
@@ -122,8 +117,9 @@ static status publish(const char *run, const char *temporary, const char *folder
     /* A step is saved again where it turned out to be the best: the folder that `last` points to
      * stays.  Any other folder of that name is from a run that was killed before its link, or from
      * before the run went back to an older checkpoint: its weights are not those of the log. */
-    bool is_last = folder_exists(folder) &&
-                   checkpoint_linked_step(run, "last") == step_of(folder) && step_of(folder) >= 0;
+    int64_t step = checkpoint_step_of(folder);
+    bool is_last =
+        folder_exists(folder) && step >= 0 && checkpoint_linked_step(run, "last") == step;
     if (is_last && checkpoint_verify(folder) == OK)
         checkpoint_remove(temporary);
     else
