@@ -179,14 +179,15 @@ static status show_growing(const load_args *a, const growing_plan *p) {
                 "%s: %u users at the same time, %u requests each, histories growing evenly; "
                 "milliseconds of all of them, median of %u",
                 load_target_name(a), p->n_users, p->n_requests, p->n_repeats);
-    for (int i = 0; i < (a->server != NULL ? 1 : 2); i++) { /* a server has the cache that it has */
-        TRY(measure_growing(a, *p, i == 0, &row));
-        put_growing(&table, w, p, &row);
+    status st = OK;
+    for (int i = 0; st == OK && i < (a->server != NULL ? 1 : 2); i++) { /* a server has its cache */
+        st = measure_growing(a, *p, i == 0, &row);
+        if (st == OK) put_growing(&table, w, p, &row);
     }
-    if (a->server == NULL)
+    if (st == OK && a->server == NULL)
         printf("* roofline: milliseconds of this work at the device's measured peaks.\n");
     json_array_close(w);
-    return load_json_save(a->report);
+    return load_json_save(a->report, st);
 }
 
 enum { MAX_ROWS = 64, MAX_EVENTS = 65536, GROWING_REPEATS = 5 };
@@ -346,18 +347,19 @@ static status measure_all(const latency_args *a, const load_rig *rig) {
         "%s, %s: %lld at a time, %lld requests a row, milliseconds; tokens are of a request",
         load_target_name(&a->load), a->load.server != NULL ? "over HTTP" : rig->info.device,
         (long long)a->concurrency, (long long)a->n);
-    for (int i = 0; i < n; i++) {
-        TRY(measure(a, rig, &f, &rows[i]));
-        put_row(&table, w, rig, &rows[i]);
+    status st = OK;
+    for (int i = 0; st == OK && i < n; i++) {
+        st = measure(a, rig, &f, &rows[i]);
+        if (st == OK) put_row(&table, w, rig, &rows[i]);
     }
-    if (f.byte_s > 0)
+    if (st == OK && f.byte_s > 0)
         printf(
             "* roofline: milliseconds of this work at the device's measured peaks: products and "
             "attention at %.3g TFLOP/s,\n  or weights, pages and catalogue at %.3g GB/s; %% of it: "
             "roofline / p50, above 100 where caches hold them.\n",
             f.flop_s / 1e12, f.byte_s / 1e9);
     json_array_close(w);
-    return load_json_save(a->load.report);
+    return load_json_save(a->load.report, st);
 }
 
 /* --history: how far they grow. */

@@ -567,8 +567,8 @@ json_writer *load_json_open(const char *name, const load_args *a) {
     return &report;
 }
 
-status load_json_save(const char *path) {
-    status st = json_finish_object(&report);
+status load_json_save(const char *path, status st) {
+    if (st == OK) st = json_finish_object(&report);
     if (st == OK) st = buf_char(&report_text, '\n');
     if (path != NULL) return file_save(NULL, path, &report_text, st);
     buf_fini(&report_text);

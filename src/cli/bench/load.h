@@ -205,10 +205,10 @@ const char *load_cache_name(const load_rig *r);
 void load_report_write(json_writer *w, const load_report *r);
 void load_report_print(const load_report *r);
 
-/* A report as JSON, which begins with the bench and the target; load_json_save ends it and writes
- * it to --report-json FILE (NULL: to no file). */
+/* A report as JSON, which begins with the bench and the target.  load_json_save ends it; after a
+ * success (st) it writes it to --report-json FILE (NULL: to no file). */
 json_writer *load_json_open(const char *name, const load_args *a);
-status load_json_save(const char *path);
+status load_json_save(const char *path, status st);
 
 /* The roofline: what a request takes at the measured peaks of its device.  The products and the
  * attention at the speed of a large product, and beside them the weights, the cached keys and

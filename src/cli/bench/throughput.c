@@ -65,7 +65,7 @@ static status save(const throughput_args *a, const load_rig *rig, const load_rep
         JSON_OBJECT(w, FIELD("p99_ms", a->slo_ms), FIELD("requests_per_s", rate),
                     FIELD("p99_at_that_rate_ms", best->latency.p99));
     }
-    return load_json_save(a->load.report);
+    return load_json_save(a->load.report, OK);
 }
 
 static status report(const throughput_args *a, const load_rig *rig, const load_report *r,
