@@ -31,7 +31,6 @@ enum {
     ENGINE_MAX_MODELS = 16,
     ENGINE_MAX_REPLICAS = 16,
     ENGINE_MAX_K = 1024,
-    ENGINE_MAX_COLUMNS = 64,
     ENGINE_ERROR_BYTES = 512,
     ENGINE_BUCKETS = 26 /* of times: 5 a decade from 100 us to 10 s, and all above */
 };
@@ -123,16 +122,15 @@ typedef struct engine_model_info {
     uint64_t n_items;
     bool has_text_items; /* their ids are text */
     int32_t dim;
-    int32_t max_history; /* events that the model reads */
-    int n_columns;       /* numbers of a candidate */
-    const char
-        *columns[ENGINE_MAX_COLUMNS]; /* their names; valid while the model is loaded: copy them */
-    bool has_int8_items;              /* in the search of the catalogue */
-    bool is_cached;                   /* whether prefixes can be reused */
-    char cache_note[128];             /* and why not, in words; "" */
-    int64_t n_pages;                  /* of the cache */
-    int64_t n_host_pages;             /* of its second tier */
-    uint64_t page_bytes;              /* of all layers */
+    int32_t max_history;        /* events that the model reads */
+    int n_columns;              /* numbers of a candidate */
+    const char *const *columns; /* (n_columns): names; valid while the model is loaded: copy them */
+    bool has_int8_items;        /* in the search of the catalogue */
+    bool is_cached;             /* whether prefixes can be reused */
+    char cache_note[128];       /* and why not, in words; "" */
+    int64_t n_pages;            /* of the cache */
+    int64_t n_host_pages;       /* of its second tier */
+    uint64_t page_bytes;        /* of all layers */
     /* Of the choice between loading pages of the host and computing them again, as measured when
      * the model was loaded: microseconds a token, of a history of full length, and from how many
      * tokens on loading is predicted to be faster (-1: never); all 0: pages are always loaded. */

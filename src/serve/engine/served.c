@@ -547,6 +547,7 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
                                .dim = m->infer.table.dim,
                                .max_history = m->s->max_history,
                                .n_columns = m->infer.columns.n,
+                               .columns = m->infer.columns.names,
                                .load_s = m->load_s};
     snprintf(out->name, sizeof out->name, "%s", name);
     snprintf(out->version, sizeof out->version, "%s", m->version_text);
@@ -555,8 +556,6 @@ void served_info(const served *m, const char *name, engine_model_info *out) {
     snprintf(out->device, sizeof out->device, n_ranks > 1 ? "%s, rank 0 of %d" : "%s",
              m->compute.be->name, n_ranks);
     snprintf(out->task, sizeof out->task, "%s", m->is_ranking ? "ranking" : "retrieval");
-    for (int i = 0; i < m->infer.columns.n && i < ENGINE_MAX_COLUMNS; i++)
-        out->columns[i] = m->infer.columns.names[i];
     out->memory_bytes = model_memory_bytes(m->s->model) + pass_memory_bytes(m->infer.pass);
     if (m->infer.table.small.rows != NULL)
         out->memory_bytes += rank_int8_bytes(m->infer.table.items.n, m->infer.table.dim);

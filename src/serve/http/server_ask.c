@@ -12,7 +12,7 @@ typedef struct asking {
     uint64_t answered_ns; /* when the engine was done */
     int model;            /* its number */
     int n_columns;
-    int column[ENGINE_MAX_COLUMNS]; /* of the answer, in the order asked for */
+    int *column;              /* (n_columns) of the answer, in the order asked for */
     int32_t top_k;            /* where the server orders the items itself, by the first task */
     const engine_item **item; /* (n_items), in the order of the answer */
     size_t n_items;
@@ -268,19 +268,17 @@ static status write_reranked(call *c, json_writer *w) {
 /* Which columns, in which order. */
 static status choose_columns(asking *q) {
     const engine_answer *a = &q->answer;
-    q->n_columns = a->n_columns;
-    for (int i = 0; i < a->n_columns; i++)
-        q->column[i] = i;
-    if (q->r.n_tasks == 0) return OK;
-    q->n_columns = 0;
-    for (int t = 0; t < q->r.n_tasks; t++) {
-        int i = 0;
-        while (i < a->n_columns && strcmp(a->columns[i], q->r.tasks[t]) != 0)
+    bool is_all = q->r.n_tasks == 0;
+    q->n_columns = is_all ? a->n_columns : q->r.n_tasks;
+    TRY(ARENA_NEW(&q->c->memory, &q->column, (size_t)q->n_columns));
+    for (int t = 0; t < q->n_columns; t++) {
+        int i = is_all ? t : 0;
+        while (!is_all && i < a->n_columns && strcmp(a->columns[i], q->r.tasks[t]) != 0)
             i++;
         if (i == a->n_columns)
             return fail(ERR_USAGE, "tasks: %.64s has no '%.64s'; GET /v1/models lists them",
                         a->model, q->r.tasks[t]);
-        if (q->n_columns < ENGINE_MAX_COLUMNS) q->column[q->n_columns++] = i;
+        q->column[t] = i;
     }
     return OK;
 }
@@ -538,6 +536,7 @@ static status ask(call *c, status (*read)(arena *a, const char *body, size_t n, 
 static status answer_similar(asking *q, json_writer *w) {
     call *c = q->c;
     TRY(engine_similar(c->s->engine, &q->r.ask, &q->answer));
+    TRY(choose_columns(q));
     TRY(order_items(q));
     snprintf(c->model, sizeof c->model, "%s", q->answer.model);
     write_answerer(w, q);

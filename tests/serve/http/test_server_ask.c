@@ -270,3 +270,38 @@ TEST(server_logs_what_a_shadow_says) {
     arena_fini(&a);
     rig_close(&r);
 }
+
+/* Every class of the head is a number of the answer, however many there are, and may be the task
+ * that is asked for. */
+TEST(server_ranks_by_many_classes) {
+    rig r;
+    arena a;
+    char path[4300];
+    arena_init(&a, 1 << 16);
+    rig_open(&r);
+    snprintf(path, sizeof path, "%s/r.gin", test_folder());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs(ranking_gin, f) >= 0 && fclose(f) == 0);
+    free(shell(0,
+               "awk 'BEGIN { print \"user,item,time,action\"; for (i = 0; i < 6000; i++)"
+               " print i % 30 + 1 \",\" i * 7 % 40 + 1 \",\" 1000 + i \",\" i % 3000 }' >wide.csv"
+               " && ./hstu prep csv --input wide.csv --out wide 2>&1"
+               " && ./hstu train --gin-config-file r.gin --data wide --out wide_run --epochs 1"
+               " --set 'RankingArgs.prediction_head_arch=[8,3000]' --device cpu 2>&1"));
+    snprintf(path, sizeof path, "%s/wide_run", test_folder());
+    r.model[0].path = path;
+    r.c.engine.data = NULL;
+    rig_start(&r);
+    const json_value *v =
+        rig_json(&r, &a, "POST", "/v1/rank", "{\"history\": [1, 2], \"candidates\": [9, 3, 7, 5]}");
+    const json_value *items = json_member(v, "items");
+    CHECK_EQ(items->n_children, 4);
+    for (size_t i = 0; i < 4; i++)
+        CHECK_EQ(json_member(json_at(items, i), "scores")->n_children, 3001);
+    v = rig_json(&r, &a, "POST", "/v1/rank",
+                 "{\"history\": [1, 2], \"candidates\": [9, 3], \"tasks\": [\"p_2999\", \"p_1\"]}");
+    const json_value *scores = json_member(json_at(json_member(v, "items"), 0), "scores");
+    CHECK(scores->n_children == 2 && json_member(scores, "p_2999") != NULL);
+    arena_fini(&a);
+    rig_close(&r);
+}
