@@ -2,7 +2,6 @@
 
 enum { BLOCK = 1 << 14 };
 
-/* n_send rows of `from` to each rank, n_receive rows of each to `to`. */
 status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_to_all_args a = {.row_bytes = row_bytes,
                          .n_send = g->n_send,
@@ -12,7 +11,6 @@ status grad_all_to_all(grad_sum *g, int64_t row_bytes, const void *from, void *t
     return g->comm->ops->all_to_all(g->comm, &a);
 }
 
-/* Rows of n_rows of each rank, to all. */
 status grad_all_gather(grad_sum *g, int64_t row_bytes, const void *from, void *to) {
     all_gather_args a = {.row_bytes = row_bytes, .n_rows = g->n_rows, .from = from, .to = to};
     return g->comm->ops->all_gather(g->comm, &a);
@@ -27,18 +25,16 @@ static uint8_t *node_marks(const grad_sum *g, const open_node *o, int part) {
     return o->is_live ? g->part[part].marks : o->slot->marks[part];
 }
 
-/* value[lo..lo+n) of the nodes summed by the tree, in place; value[i] NULL: node i is absent.
- * Returns where the sum is; NULL: all are absent. */
-static float *tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n) {
+float *grad_tree_sum(const leaf_node *node, int n, float *const *value, int64_t lo, int64_t count) {
     leaf_node at[MAX_LEAVES];
     float *sum[MAX_LEAVES];
     int top = 0;
-    for (int i = 0; i < g->n_tree; i++) {
-        at[top] = g->tree[i].at;
+    for (int i = 0; i < n; i++) {
+        at[top] = node[i];
         sum[top++] = value[i];
         for (; top > 1 && leaf_nodes_join(&at[top - 2], &at[top - 1]); top--) {
             float *left = sum[top - 2], *right = sum[top - 1];
-            if (left != NULL && right != NULL) grad_add(left + lo, right + lo, n);
+            if (left != NULL && right != NULL) grad_add(left + lo, right + lo, count);
             if (left == NULL) sum[top - 2] = right;
             at[top - 2].n *= 2;
         }
@@ -49,8 +45,8 @@ static float *tree_sum(const grad_sum *g, float **value, int64_t lo, int64_t n) 
 /* The slices of the nodes in `got`, node after node in the order of the tree. */
 static void list_values(const grad_sum *g, float *got, int64_t n, float **value) {
     for (int i = 0; i < g->n_tree; i++) {
-        value[i] = g->tree[i].is_absent ? NULL : got;
-        if (!g->tree[i].is_absent) got += n;
+        value[i] = g->owner[i].is_absent ? NULL : got;
+        if (!g->owner[i].is_absent) got += n;
     }
 }
 
@@ -80,7 +76,7 @@ typedef struct sum_job {
 
 static void sum_block(void *ctx, int64_t first, int64_t n) {
     const sum_job *j = ctx;
-    (void)tree_sum(j->g, j->value, first, n);
+    (void)grad_tree_sum(j->g->tree, j->g->n_tree, j->value, first, n);
 }
 
 static status exchange_dense(grad_sum *g, int part) {
@@ -92,7 +88,8 @@ static status exchange_dense(grad_sum *g, int part) {
     TRY(grad_for_blocks(g, own, BLOCK, sum_block, &(sum_job){g, value}));
     for (int r = 0; r < g->size; r++)
         g->n_rows[r] = slice_count(n, r, g->size);
-    return grad_all_gather(g, sizeof(float), tree_sum(g, value, 0, 0), p->grad);
+    float *sum = grad_tree_sum(g->tree, g->n_tree, value, 0, 0);
+    return grad_all_gather(g, sizeof(float), sum, p->grad);
 }
 
 /* Gradients of rows that ranks hold together (nn/dynamic.h): each to the holder of its row.
@@ -101,8 +98,8 @@ static status exchange_dense(grad_sum *g, int part) {
  * the rows that its part of the batch reads, and the holder knows what comes.  A node that did not
  * read a row would have zeros for it: adding zeros changes nothing but the sign of a zero, which is
  * done once at the end, so that a row has the bits of one rank that adds all.  Where rows are
- * marked (static tables), a byte for each row says whether the node has it: only those that do are
- * added, as on one rank. */
+ * marked (static tables), a word after each row says whether the node has it: only those that do
+ * are added, as on one rank. */
 
 /* Rows of holder `to` that rank `from` reads. */
 static bool reads(const dynamic_holders *h, int64_t i, int from, int to) {
@@ -120,28 +117,12 @@ static size_t wire_bytes(const grad_sum *g, const grad_part *p) {
     return (size_t)p->dim * (g->has_bf16_wire ? sizeof(uint16_t) : sizeof(float));
 }
 
-/* The same order as of the rows: whether a node has a gradient for each of them. */
-static status send_marks(grad_sum *g, int part, int64_t n_out, int64_t n_in) {
-    const grad_part *p = &g->part[part];
-    const dynamic_holders *h = &p->dynamic->held;
-    if (p->marks == NULL) return OK;
-    TRY(host_buffer_reserve(&g->ids, n_out));
-    TRY(host_buffer_reserve(&g->got_counts, n_in));
-    char *to = g->ids.memory;
-    for (int r = 0; r < g->size; r++)
-        for (int k = 0; k < g->n_open && r != g->rank; k++)
-            for (int64_t i = 0; i < p->n_rows && !g->open[k].is_absent; i++)
-                if (reads(h, i, g->rank, r))
-                    *to++ = (char)(node_marks(g, &g->open[k], part)[i] != 0);
-    return grad_all_to_all(g, 1, g->ids.memory, g->got_counts.memory);
-}
-
 /* To each holder, node after node, the rows in ascending order; what a node does not have is
  * zero. */
 static status send_nodes(grad_sum *g, int part) {
     const grad_part *p = &g->part[part];
     dynamic_holders *h = &p->dynamic->held;
-    size_t bytes = wire_bytes(g, p);
+    size_t bytes = wire_bytes(g, p), step = bytes + (p->marks != NULL ? sizeof(uint32_t) : 0);
     int64_t n_out = 0, n_in = 0;
     for (int r = 0; r < g->size; r++) {
         bool is_self = r == g->rank;
@@ -150,48 +131,52 @@ static status send_nodes(grad_sum *g, int part) {
         n_out += g->n_send[r];
         n_in += g->n_receive[r];
     }
-    TRY(host_buffer_reserve(&g->pack, n_out * (int64_t)bytes));
-    TRY(host_buffer_reserve(&g->got_ids, n_in * (int64_t)bytes));
+    TRY(host_buffer_reserve(&g->pack, n_out * (int64_t)step));
+    TRY(host_buffer_reserve(&g->got_ids, n_in * (int64_t)step));
     char *to = g->pack.memory;
     for (int r = 0; r < g->size; r++)
         for (int k = 0; k < g->n_open && r != g->rank; k++)
             for (int64_t i = 0; i < p->n_rows && !g->open[k].is_absent; i++) {
                 if (!reads(h, i, g->rank, r)) continue;
                 const float *row = node_value(g, &g->open[k], part) + i * p->dim;
-                if (p->marks == NULL || node_marks(g, &g->open[k], part)[i])
+                uint32_t has = p->marks == NULL || node_marks(g, &g->open[k], part)[i];
+                if (has)
                     dynamic_pack_row(to, row, p->dim, g->has_bf16_wire);
                 else
                     memset(to, 0, bytes);
-                to += bytes;
+                memcpy(to + bytes, &has, step - bytes);
+                to += step;
             }
     h->traffic.sent += n_out * (int64_t)bytes;
-    TRY(send_marks(g, part, n_out, n_in));
-    TRY(grad_all_to_all(g, (int64_t)bytes, g->pack.memory, g->got_ids.memory));
+    TRY(grad_all_to_all(g, (int64_t)step, g->pack.memory, g->got_ids.memory));
     TRY(host_buffer_reserve(&g->got, n_in * p->dim * (int64_t)sizeof(float)));
-    for (int64_t i = 0; i < n_in; i++)
-        dynamic_unpack_row((float *)g->got.memory + i * p->dim,
-                           g->got_ids.memory + i * (int64_t)bytes, p->dim, g->has_bf16_wire);
+    TRY(host_buffer_reserve(&g->got_counts, n_in * (int64_t)sizeof(uint32_t)));
+    for (int64_t i = 0; i < n_in; i++) {
+        const char *from = g->got_ids.memory + i * (int64_t)step;
+        dynamic_unpack_row((float *)g->got.memory + i * p->dim, from, p->dim, g->has_bf16_wire);
+        memcpy((uint32_t *)g->got_counts.memory + i, from + bytes, step - bytes);
+    }
     return OK;
 }
 
 /* The next row of each node of the tree that came from another rank. */
 typedef struct next_rows {
-    float *row[MAX_LEAVES]; /* in `got`; NULL: the node is absent, or of this rank */
-    char *mark[MAX_LEAVES]; /* likewise */
+    float *row[MAX_LEAVES];     /* in `got`; NULL: the node is absent, or of this rank */
+    uint32_t *mark[MAX_LEAVES]; /* likewise */
 } next_rows;
 
 static void list_nodes(const grad_sum *g, const grad_part *p, next_rows *next) {
     const dynamic_holders *h = &p->dynamic->held;
     float *at = (float *)g->got.memory;
-    char *mark = g->got_counts.memory;
+    uint32_t *mark = (uint32_t *)g->got_counts.memory;
     for (int k = 0; k < g->n_tree; k++) {
-        const tree_node *node = &g->tree[k];
+        const node_owner *node = &g->owner[k];
         bool is_here = !node->is_absent && node->rank != g->rank;
         int64_t n = is_here ? count_reads(h, p->n_rows, node->rank, g->rank) : 0;
         next->row[k] = is_here ? at : NULL;
-        next->mark[k] = p->marks != NULL ? mark : NULL;
+        next->mark[k] = mark;
         at += n * p->dim;
-        if (p->marks != NULL) mark += n;
+        mark += n;
     }
 }
 
@@ -201,7 +186,7 @@ static bool take_values(const grad_sum *g, int part, int64_t i, next_rows *next,
     const dynamic_holders *h = &p->dynamic->held;
     bool is_skipped = false, has_marks = p->marks != NULL;
     for (int k = 0, own = 0; k < g->n_tree; k++) {
-        const tree_node *node = &g->tree[k];
+        const node_owner *node = &g->owner[k];
         bool is_own = node->rank == g->rank, is_read = h->reads[i] >> node->rank & 1;
         const open_node *open = is_own ? &g->open[own++] : NULL;
         value[k] = NULL;
@@ -221,7 +206,7 @@ static void sum_row(grad_sum *g, int part, int64_t i, next_rows *next) {
     grad_part *p = &g->part[part];
     float *value[MAX_LEAVES], *to = p->grad + i * p->dim;
     bool is_skipped = take_values(g, part, i, next, value);
-    const float *sum = tree_sum(g, value, 0, p->dim);
+    const float *sum = grad_tree_sum(g->tree, g->n_tree, value, 0, p->dim);
     if (sum == NULL) memset(to, 0, (size_t)p->dim * sizeof *to);
     for (int32_t c = 0; c < p->dim && sum != NULL; c++)
         to[c] = is_skipped ? sum[c] + 0.0f : sum[c];
@@ -254,29 +239,21 @@ static status exchange_held(grad_sum *g, int part) {
     return OK;
 }
 
-/* Losses by the same tree. */
+/* Losses by the same tree; that of an absent node is 0. */
 static status exchange_losses(grad_sum *g, leaf_loss *out) {
     leaf_loss own[MAX_NODES], all[MAX_LEAVES], sum[MAX_LEAVES];
     leaf_node at[MAX_LEAVES];
-    bool is_absent[MAX_LEAVES];
     int n = 0, top = 0, next = 0;
     for (int i = 0; i < g->n_open; i++)
         if (!g->open[i].is_absent) own[n++] = g->open[i].loss;
     memcpy(g->n_rows, g->present, (size_t)g->size * sizeof *g->n_rows);
     TRY(grad_all_gather(g, sizeof *own, own, all));
     for (int i = 0; i < g->n_tree; i++) {
-        at[top] = g->tree[i].at;
-        is_absent[top] = g->tree[i].is_absent;
-        sum[top++] = g->tree[i].is_absent ? (leaf_loss){0} : all[next++];
+        at[top] = g->tree[i];
+        sum[top++] = g->owner[i].is_absent ? (leaf_loss){0} : all[next++];
         for (; top > 1 && leaf_nodes_join(&at[top - 2], &at[top - 1]); top--) {
-            leaf_loss *left = &sum[top - 2], *right = &sum[top - 1];
-            if (is_absent[top - 2]) {
-                *left = *right;
-            } else if (!is_absent[top - 1]) {
-                left->sum += right->sum;
-                left->n_unlabelled += right->n_unlabelled;
-            }
-            is_absent[top - 2] = is_absent[top - 2] && is_absent[top - 1];
+            sum[top - 2].sum += sum[top - 1].sum;
+            sum[top - 2].n_unlabelled += sum[top - 1].n_unlabelled;
             at[top - 2].n *= 2;
         }
     }

@@ -50,12 +50,11 @@ typedef struct open_node {
     leaf_loss loss;
 } open_node;
 
-/* A subtree of any rank. */
-typedef struct tree_node {
-    leaf_node at;
+/* Whose a subtree is. */
+typedef struct node_owner {
     int rank;
     bool is_absent;
-} tree_node;
+} node_owner;
 
 /* A range of the dense gradients that ranks sum at once. */
 typedef struct grad_bucket {
@@ -80,9 +79,10 @@ struct grad_sum {
     bool is_absent[MAX_LEAVES];
     open_node open[MAX_OPEN];
     int n_open;
-    tree_node *tree;  /* nodes of all ranks, ascending; room for size * MAX_NODES */
-    int n_tree;       /* of these */
-    int64_t *present; /* (size): nodes of each rank that are not absent */
+    leaf_node *tree; /* nodes of all ranks, ascending; room for size * MAX_NODES */
+    node_owner *owner;
+    int n_tree;                           /* of these */
+    int64_t *present;                     /* (size): nodes of each rank that are not absent */
     int64_t *n_send, *n_receive, *n_rows; /* (size) */
     bool has_bf16_wire;                   /* of dynamic tables */
     grad_bucket *bucket;                  /* (n_buckets); none: grad_early_* is not used */
@@ -94,6 +94,10 @@ static inline void grad_add(float *to, const float *from, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         to[i] += from[i];
 }
+
+/* Sums the values of n nodes, ascending, by the tree, in place: value[i][lo .. lo + count - 1], or
+ * NULL where node i is absent.  Returns where the sum is; NULL: all are absent. */
+float *grad_tree_sum(const leaf_node *node, int n, float *const *value, int64_t lo, int64_t count);
 
 /* Calls fn for blocks of 0..n-1 on the backend's threads. */
 typedef void (*grad_block_fn)(void *ctx, int64_t first, int64_t n);

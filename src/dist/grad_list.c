@@ -113,13 +113,7 @@ typedef struct merge {
 /* Where the first row that is not below `row` is in a list. */
 static int64_t find_row(const grad_list *l, int64_t row) {
     int64_t low = 0, high = l->n;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (l->rows[middle] < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    BISECT(low, high, l->rows[middle] < row);
     return low;
 }
 
@@ -174,24 +168,6 @@ static status merge_numbers(const merge *m, host_buffer *scratch) {
     return OK;
 }
 
-/* to = the sum of a row's values by the tree; NULL: a list does not have it.  Values are summed in
- * place. */
-static void sum_row(const merge *m, float **value, float *to) {
-    leaf_node at[MAX_LEAVES];
-    int top = 0;
-    for (int i = 0; i < m->n; i++) {
-        at[top] = m->at[i];
-        value[top++] = value[i];
-        for (; top > 1 && leaf_nodes_join(&at[top - 2], &at[top - 1]); top--) {
-            float *left = value[top - 2], *right = value[top - 1];
-            if (left != NULL && right != NULL) grad_add(left, right, m->dim);
-            if (left == NULL) value[top - 2] = right;
-            at[top - 2].n *= 2;
-        }
-    }
-    memcpy(to, value[0], (size_t)m->dim * sizeof *to);
-}
-
 static void merge_chunk(void *ctx, int64_t first, int64_t n) {
     const merge *m = ctx;
     int64_t next[MAX_LEAVES];
@@ -199,20 +175,19 @@ static void merge_chunk(void *ctx, int64_t first, int64_t n) {
     for (int k = 0; k < m->n; k++)
         next[k] = find_row(m->list[k], m->to->rows[first]);
     for (int64_t i = first; i < first + n; i++) {
-        float *to = m->to->grad + i * m->dim, *last = NULL;
+        float *sum = NULL;
         int n_has = 0;
         for (int k = 0; k < m->n; k++) {
             const grad_list *l = m->list[k];
             bool has = row_at(l, next[k]) == m->to->rows[i];
             value[k] = has ? l->grad + next[k] * m->dim : NULL;
-            if (has) last = value[k];
+            if (has) sum = value[k];
             next[k] += has;
             n_has += has;
         }
-        if (n_has == 1) /* most rows of a large table */
-            memcpy(to, last, (size_t)m->dim * sizeof *to);
-        else
-            sum_row(m, value, to);
+        if (n_has > 1) /* few rows of a large table */
+            sum = grad_tree_sum(m->at, m->n, value, 0, m->dim);
+        memcpy(m->to->grad + i * m->dim, sum, (size_t)m->dim * sizeof *sum);
     }
 }
 

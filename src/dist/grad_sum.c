@@ -128,7 +128,8 @@ static void lay_tree(grad_sum *g) {
             bool is_absent = true;
             for (int leaf = node[i].first; leaf < node[i].first + node[i].n; leaf++)
                 is_absent = is_absent && g->is_absent[leaf];
-            g->tree[g->n_tree++] = (tree_node){node[i], r, is_absent};
+            g->owner[g->n_tree] = (node_owner){r, is_absent};
+            g->tree[g->n_tree++] = node[i];
             g->present[r] += !is_absent;
         }
     }
@@ -366,6 +367,7 @@ static status build(grad_sum *g, model *m) {
     size_t n = (size_t)g->size;
     TRY(list_parts(g, m));
     TRY(MEM_NEW(&g->tree, n * MAX_NODES));
+    TRY(MEM_NEW(&g->owner, n * MAX_NODES));
     TRY(MEM_NEW(&g->present, n));
     TRY(MEM_NEW(&g->n_send, n));
     TRY(MEM_NEW(&g->n_receive, n));
@@ -390,11 +392,7 @@ status grad_sum_create(grad_sum **out, model *m, backend *be, comm *c, int n_lea
                     .n_leaves = n_leaves,
                     .loss = loss};
     status st = build(g, m);
-    if (st != OK)
-        grad_sum_destroy(g);
-    else
-        *out = g;
-    return st;
+    return CREATED(st, out, g, grad_sum_destroy);
 }
 
 void grad_sum_destroy(grad_sum *g) {
@@ -406,7 +404,8 @@ void grad_sum_destroy(grad_sum *g) {
         free_slot(g, &g->slot[i]);
     for (int i = 0; i < g->n_parts; i++)
         grad_list_free(&g->part[i]);
-    MEM_FREE(g->part, g->bucket, g->tree, g->present, g->n_send, g->n_receive, g->n_rows, g);
+    MEM_FREE(g->part, g->bucket, g->tree, g->owner, g->present, g->n_send, g->n_receive, g->n_rows,
+             g);
 }
 
 /* Sums over leaves in memory of a GPU: the tree of leaves.h, with whole gradients.

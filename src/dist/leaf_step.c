@@ -70,11 +70,7 @@ status leaf_step_create(leaf_step **out, session *s) {
                      .is_host_memory = is_host,
                      .is_fixed = is_fixed};
     status st = build(l);
-    if (st != OK)
-        leaf_step_destroy(l);
-    else
-        *out = l;
-    return st;
+    return CREATED(st, out, l, leaf_step_destroy);
 }
 
 void leaf_step_destroy(leaf_step *l) {

@@ -100,16 +100,11 @@ static status mpi_leave(transport *t, status st) {
     return st;
 }
 
-static void mpi_destroy(transport *t) {
-    (void)mpi_leave(t, OK);
-}
-
 static const transport_ops mpi_ops = {.name = "mpi",
                                       .exchange = mpi_exchange,
                                       .barrier = mpi_barrier,
                                       .note_step = mpi_note_step,
-                                      .leave = mpi_leave,
-                                      .destroy = mpi_destroy};
+                                      .leave = mpi_leave};
 
 /* mpirun binds each of two ranks to one core unless told otherwise, and threads would share it. One
  * rank of a machine warns. */

@@ -7,7 +7,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-enum { RETRY_MS = 50, BACKLOG = 1024 };
+enum { RETRY_MS = 50 };
 
 void net_close(int *fd) {
     if (*fd >= 0) close(*fd);
@@ -39,25 +39,33 @@ static void set_options(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-/* A socket that listens at the address; errno says why not. */
-static int listen_at(const void *address, socklen_t n) {
+int net_listen_at(const void *address, unsigned n, bool is_shared) {
     int family = ((const struct sockaddr *)address)->sa_family, on = 1, off = 0;
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (is_shared) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on);
     if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(fd, address, n) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    if (bind(fd, address, n) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
     int error = errno;
     close(fd);
     errno = error;
     return -1;
 }
 
+int net_port(int fd) {
+    struct sockaddr_storage at = {0};
+    socklen_t n = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &n) != 0) return 0;
+    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                          : ((struct sockaddr_in *)&at)->sin_port);
+}
+
 static int listen_on_all(int port) {
     struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
     struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    int fd = listen_at(&any6, sizeof any6);
-    return fd >= 0 ? fd : listen_at(&any4, sizeof any4);
+    int fd = net_listen_at(&any6, sizeof any6, false);
+    return fd >= 0 ? fd : net_listen_at(&any4, sizeof any4, false);
 }
 
 bool net_is_loopback(const char *address) {
@@ -90,7 +98,7 @@ static int listen_on_host(const char *host, int port) {
         if (getaddrinfo(host, service, &hints, &list) != 0) continue;
         for (const struct addrinfo *a = list; a != NULL && fd < 0; a = a->ai_next) {
             if (is_alias(host, a)) continue;
-            fd = listen_at(a->ai_addr, a->ai_addrlen);
+            fd = net_listen_at(a->ai_addr, a->ai_addrlen, false);
             if (fd < 0 && errno != EAFNOSUPPORT) error = errno;
         }
         freeaddrinfo(list);
@@ -100,8 +108,6 @@ static int listen_on_host(const char *host, int port) {
 }
 
 status net_listen(int *out, const char *host, int port, int *bound) {
-    struct sockaddr_storage at = {0};
-    socklen_t n = sizeof at;
     *out = host != NULL ? listen_on_host(host, port) : -1;
     if (*out < 0 && host != NULL && errno != EADDRNOTAVAIL)
         return fail_errno("listening on %s, port %d", host, port);
@@ -113,13 +119,7 @@ status net_listen(int *out, const char *host, int port, int *bound) {
         *out = listen_on_all(port);
     }
     if (*out < 0) return fail_errno("listening on port %d", port);
-    if (getsockname(*out, (struct sockaddr *)&at, &n) != 0) {
-        status st = fail_errno("the port of a socket");
-        net_close(out);
-        return st;
-    }
-    *bound = ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
-                                            : ((struct sockaddr_in *)&at)->sin_port);
+    *bound = net_port(*out);
     return OK;
 }
 
@@ -152,13 +152,6 @@ static int connect_once(const struct addrinfo *a, int64_t end) {
     return -1;
 }
 
-static int connect_any(const struct addrinfo *list, int64_t end) {
-    int fd = -1;
-    for (const struct addrinfo *a = list; a != NULL && fd < 0; a = a->ai_next)
-        fd = connect_once(a, end);
-    return fd;
-}
-
 status net_connect(int *out, const char *host, int port, int timeout_ms) {
     struct addrinfo *list = NULL, hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     const struct timespec turn = {.tv_nsec = RETRY_MS * 1000000L};
@@ -170,7 +163,8 @@ status net_connect(int *out, const char *host, int port, int timeout_ms) {
         /* A name, too, may be known only later: that of a pod that is just starting. */
         int code = getaddrinfo(host, service, &hints, &list);
         if (code == 0) {
-            *out = connect_any(list, end);
+            for (const struct addrinfo *a = list; a != NULL && *out < 0; a = a->ai_next)
+                *out = connect_once(a, end);
             int error = errno;
             freeaddrinfo(list);
             errno = error;

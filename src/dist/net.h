@@ -17,6 +17,11 @@ enum { NET_ADDRESS_BYTES = 64 };
  * this machine; port 0: any.  *bound is the port. */
 status net_listen(int *out, const char *host, int port, int *bound);
 
+/* Its two steps: a socket that listens at a sockaddr of n bytes, or -1 with errno, where is_shared
+ * says that several of this process have this address; and the port of a socket, 0: it has none. */
+int net_listen_at(const void *address, unsigned n, bool is_shared);
+int net_port(int fd);
+
 /* Connects, trying again until the time is over: the other side may not listen yet. */
 status net_connect(int *out, const char *host, int port, int timeout_ms);
 

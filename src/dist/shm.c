@@ -194,8 +194,7 @@ static const transport_ops shm_ops = {.name = "shm",
                                       .barrier = shm_barrier,
                                       .has_failed = shm_has_failed,
                                       .note_step = shm_note_step,
-                                      .leave = shm_leave,
-                                      .destroy = transport_free};
+                                      .leave = shm_leave};
 
 static status create(transport **out, shm_job *job, int rank, shm_circle circle,
                      const rank_group *group) {

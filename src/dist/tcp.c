@@ -371,16 +371,11 @@ static status tcp_leave(transport *t, status st) {
     return st;
 }
 
-static void tcp_destroy(transport *t) {
-    end(t, false);
-}
-
 static const transport_ops tcp_ops = {.name = "tcp",
                                       .exchange = tcp_exchange,
                                       .barrier = tcp_barrier,
                                       .note_step = tcp_note_step,
-                                      .leave = tcp_leave,
-                                      .destroy = tcp_destroy};
+                                      .leave = tcp_leave};
 
 /* A rank's place among those of its machine. */
 static void count_local(transport *t, const tcp_mesh *m, const tcp_start *o) {

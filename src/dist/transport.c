@@ -42,7 +42,7 @@ void transport_free(transport *t) {
 }
 
 void transport_destroy(transport *t) {
-    if (t != NULL) t->ops->destroy(t);
+    if (t != NULL) (void)t->ops->leave(t, OK);
 }
 
 void transport_silence(void) {
@@ -171,8 +171,7 @@ static const transport_ops group_ops = {.name = "group",
                                         .exchange = group_exchange,
                                         .barrier = group_barrier,
                                         .note_step = group_note_step,
-                                        .leave = group_leave,
-                                        .destroy = group_destroy};
+                                        .leave = group_leave};
 
 static status create_group(transport **out, transport *all, const rank_group *g) {
     transport *t;
@@ -395,6 +394,7 @@ static status create_comm(comm **out, backend *be, transport *t, bool is_host_me
     s->t = t;
     s->is_host_memory = is_host_memory;
     status st = list_init(&s->list, t->size);
+    if (st == OK && !is_host_memory) st = comm_create_beside(&c->host, be, t);
     return CREATED(st, out, c, host_destroy);
 }
 
@@ -403,12 +403,5 @@ status comm_create_beside(comm **out, backend *be, transport *t) {
 }
 
 status comm_create_host(comm **out, backend *be, transport *t) {
-    bool is_host_memory = be->is_host;
-    TRY(create_comm(out, be, t, is_host_memory));
-    status st = is_host_memory ? OK : comm_create_beside(&(*out)->host, be, t);
-    if (st != OK) {
-        host_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return create_comm(out, be, t, be->is_host);
 }

@@ -52,7 +52,6 @@ typedef struct transport_ops {
     /* The rank leaves the job with st, and the transport is destroyed.  Returns the status to end
      * with; its reason is "" where another rank reports it. */
     status (*leave)(transport *t, status st);
-    void (*destroy)(transport *t);
 } transport_ops;
 
 struct transport {
@@ -65,7 +64,7 @@ struct transport {
     void *state;
 };
 
-void transport_destroy(transport *t); /* NULL is fine */
+void transport_destroy(transport *t); /* leaves with OK; NULL is fine */
 
 /* For implementations: a transport with zeroed state of so many bytes, freed by transport_free; and
  * the copy of a rank's message to itself. */

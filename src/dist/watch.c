@@ -237,20 +237,14 @@ static void *watch_main(void *arg) {
     return NULL;
 }
 
-static watch_link *find_link(watch *w, int64_t rank) {
-    for (int i = 0; i < w->n_links; i++)
-        if (w->link[i].rank == rank) return &w->link[i];
-    return NULL;
-}
-
 static void welcome(watch *w, const watch_options *o, handshake_guest *g, int *n) {
-    bool is_ours = g->hello.kind == HANDSHAKE_WATCH && g->hello.job == o->job;
-    watch_link *l = is_ours ? find_link(w, g->hello.rank) : NULL;
-    if (l == NULL || l->fd >= 0) {
+    const handshake_hello *h = &g->hello;
+    bool is_ours = h->kind == HANDSHAKE_WATCH && h->job == o->job && h->rank > 0;
+    if (!is_ours || h->rank >= w->size || w->link[h->rank - 1].fd >= 0) {
         net_close(&g->fd);
         return;
     }
-    l->fd = g->fd;
+    w->link[h->rank - 1].fd = g->fd;
     ++*n;
 }
 

@@ -632,7 +632,7 @@ static void expect_too_much(transport *t) {
     exchange_args a = {from, n, to, n_to};
     status st = t->ops->exchange(t, &a);
     if (t->rank == 0) CHECK_FAILS(st, ERR_USAGE, "the ranks do not make the same calls");
-    t->ops->destroy(t);
+    transport_destroy(t);
 }
 
 TEST(tcp_compares_the_sizes_of_both_sides) {

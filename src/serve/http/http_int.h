@@ -3,7 +3,6 @@
 
 #ifdef HSTU_HAS_MICROHTTPD
 #include <microhttpd.h>
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "serve/http/http.h"

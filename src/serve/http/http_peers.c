@@ -3,50 +3,24 @@
 #include "serve/http/http_int.h"
 
 #ifdef HSTU_HAS_MICROHTTPD
-#include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "base/mem.h"
-#include "base/thread.h"
+#include "dist/net.h"
 
-/* A listening socket of `a`.  With is_shared, several of this process have the same address. */
 static status listen_at(const struct addrinfo *a, bool is_shared, int *out) {
-    int yes = 1;
-    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return fail_errno("cannot create a socket");
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (is_shared) setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes);
-    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
-        return fail_errno("cannot listen on it");
-    }
-    *out = fd;
-    return OK;
-}
-
-static int port_of(int fd) {
-    struct sockaddr_storage s;
-    socklen_t n = sizeof s;
-    if (getsockname(fd, (struct sockaddr *)&s, &n) != 0) return 0;
-    return ntohs(s.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&s)->sin6_port
-                                         : ((struct sockaddr_in *)&s)->sin_port);
+    *out = net_listen_at(a->ai_addr, a->ai_addrlen, is_shared);
+    return *out >= 0 ? OK : fail_errno("cannot listen on it");
 }
 
 /* A first socket alone, so that a port that another server has is refused and not shared with it.
  */
 static status listen_all(http_server *h, struct addrinfo *a) {
     TRY(listen_at(a, false, &h->fd[0]));
-    h->port = port_of(h->fd[0]);
+    h->port = net_port(h->fd[0]);
     if (h->n_daemons == 1) return OK;
     close(h->fd[0]);
     h->fd[0] = -1;
