@@ -22,8 +22,7 @@ typedef struct api_model {
     /* Of the last call, for the next one with the same settings. */
     user_group *recommender;
     int32_t k, keeps_seen;
-    char columns[256]; /* of hstu_model_score: "score" */
-    int32_t n_columns;
+    score_columns columns; /* of hstu_model_score */
 } api_model;
 
 _Static_assert((int)HSTU_MAX_K == (int)INFER_MAX_K, "the longest list is in hstu.h");
@@ -31,6 +30,7 @@ _Static_assert((int)HSTU_MAX_K == (int)INFER_MAX_K, "the longest list is in hstu
 static void destroy_model(void *object) {
     api_model *m = object;
     user_group_destroy(m->recommender);
+    score_columns_fini(&m->columns);
     trained_close(&m->t);
     seq_file_close(m->data);
     backend_destroy(m->be);
@@ -48,24 +48,6 @@ void hstu_model_close(hstu_model *m) {
     handle_close(m, &api_model_type);
 }
 
-/* The names of the numbers that scoring gives. */
-static status name_columns(api_model *m) {
-    score_columns c;
-    status st = score_columns_init(&c, &m->t.session);
-    size_t used = 0;
-    for (int32_t i = 0; i < c.n && st == OK; i++) {
-        size_t n = strlen(c.names[i]) + 1;
-        if (used + n > sizeof m->columns)
-            st = fail(ERR_UNSUPPORTED, "the model has too many score columns");
-        else
-            memcpy(m->columns + used, c.names[i], n);
-        used += n;
-    }
-    m->n_columns = c.n;
-    score_columns_fini(&c);
-    return st;
-}
-
 static status open_model(api_model *m, const char *run, const char *data, const char *device) {
     TRY(api_begin());
     TRY(api_need(run, "run"));
@@ -73,7 +55,7 @@ static status open_model(api_model *m, const char *run, const char *data, const 
     TRY(api_backend(&m->be, m->workers, device));
     if (data != NULL) TRY(seq_file_open(&m->data, data, m->workers));
     TRY(trained_open(&m->t, run, m->data, m->be, 0));
-    return name_columns(m);
+    return score_columns_init(&m->columns, &m->t.session);
 }
 
 hstu_status hstu_model_open(hstu_model **out, const char *run, const char *data,
@@ -99,7 +81,7 @@ static hstu_model_info info_of(const api_model *m) {
                              .step = m->t.origin.step,
                              .dim = model_dim(s->model),
                              .item_dim = item_dim(m),
-                             .n_scores = m->n_columns,
+                             .n_scores = m->columns.n,
                              .is_retrieval = s->config->task == TASK_RETRIEVAL};
 }
 
@@ -120,18 +102,14 @@ const hstu_data *hstu_model_data(const hstu_model *m) {
     return st == OK ? (const hstu_data *)m : NULL;
 }
 
-static const char *score_name(const api_model *m, int32_t i) {
-    const char *name = m->columns;
-    if (i < 0 || i >= m->n_columns) return NULL;
-    while (i-- > 0)
-        name += strlen(name) + 1;
-    return name;
+static const char *score_name(const score_columns *c, int32_t i) {
+    return i >= 0 && i < c->n ? c->names[i] : NULL;
 }
 
 const char *hstu_model_score_name(const hstu_model *m, int32_t i) {
     handle *h;
     status st = handle_hold(&h, m, &api_model_type);
-    const char *name = st == OK ? score_name(handle_object(h), i) : NULL;
+    const char *name = st == OK ? score_name(&((api_model *)handle_object(h))->columns, i) : NULL;
     handle_release(h, st);
     return name;
 }
@@ -316,7 +294,7 @@ static status score_users(api_model *m, const uint64_t *users, uint64_t n_users,
     user_group_config c = {
         .candidate = candidates, .n_candidates = n_candidates, .max_users = s->eval_batch};
     TRY(user_group_create(&r, s, &c));
-    wanted values = {.values = out, .n_values = (size_t)n_candidates * (size_t)m->n_columns};
+    wanted values = {.values = out, .n_values = (size_t)n_candidates * (size_t)m->columns.n};
     status st = run_users(m, r, users, n_users, &values);
     user_group_destroy(r);
     return st;
