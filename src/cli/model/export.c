@@ -250,14 +250,14 @@ static status flush_lines(event_export *x) {
     return st;
 }
 
-static status see_event(void *context, const state_event *e) {
+static status see_event(void *context, size_t nth_user, const engine_event *e) {
     event_export *x = context;
     enum { FLUSH_BYTES = 1 << 16 };
-    size_t at = e->nth_user > 0 ? x->end[e->nth_user - 1] : 0;
+    size_t at = nth_user > 0 ? x->end[nth_user - 1] : 0;
     TRY(buf_text(&x->text, x->is_json ? "{\"user_id\":" : ""));
-    TRY(put_id(x, buf_str(&x->names) + at, x->end[e->nth_user] - at));
+    TRY(put_id(x, buf_str(&x->names) + at, x->end[nth_user] - at));
     TRY(buf_text(&x->text, x->is_json ? ",\"item_id\":" : ","));
-    TRY(put_id(x, e->item, e->n_item));
+    TRY(put_id(x, e->item.text, e->item.n));
     TRY(buf_text(&x->text, x->is_json ? ",\"timestamp\":" : ","));
     TRY(put_time(&x->text, e->time, e->time_ns));
     TRY(buf_text(&x->text, x->is_json ? "" : ","));

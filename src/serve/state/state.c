@@ -107,15 +107,15 @@ status state_add_user(state *s, const char *name, size_t n, int64_t *id) {
     return OK;
 }
 
-status state_add_event(state *s, const state_event *e) {
+status state_add_event(state *s, int64_t user, const engine_event *e) {
     sqlite3_stmt *q = s->stmt[SQL_ADD_EVENT];
-    sqlite3_bind_int64(q, 1, e->user);
+    sqlite3_bind_int64(q, 1, user);
     sqlite3_bind_int64(q, 2, e->time);
     sqlite3_bind_int64(q, 3, e->time_ns);
-    state_db_bind_id(q, 4, e->item, e->n_item);
+    state_db_bind_id(q, 4, &e->item);
     sqlite3_bind_int64(q, 5, e->action);
-    state_db_bind_id(q, 6, e->id, e->n_id);
-    sqlite3_bind_int64(q, 7, state_db_sum(e));
+    state_db_bind_id(q, 6, &e->id);
+    sqlite3_bind_int64(q, 7, state_db_sum(user, e));
     return run(s, SQL_ADD_EVENT, "add an event");
 }
 
@@ -335,27 +335,31 @@ static int64_t sweep_to(state *s) {
     return to;
 }
 
+/* The statement of a transaction of its own, which has begun. */
+static status run_sweep(state *s, sql which, int64_t id) {
+    TRY(run_with(s, which, id, "remove events of erased users"));
+    TRY(run(s, SQL_COMMIT, "remove events of erased users"));
+    s->has_begun = false;
+    note_log(s);
+    return OK;
+}
+
 static status sweep_rows(state *s) {
     TRY(state_begin(s));
     int64_t to = sweep_to(s);
     sqlite3_bind_int64(s->stmt[SQL_SWEEP], 2, to);
-    TRY(run_with(s, SQL_SWEEP, s->sweep.at, "remove events of erased users"));
-    TRY(run(s, SQL_COMMIT, "remove events of erased users"));
-    s->has_begun = false;
+    TRY(run_sweep(s, SQL_SWEEP, s->sweep.at));
     s->sweep.is_going = to < s->sweep.end;
     s->sweep.at = to < INT64_MAX ? to + 1 : to;
     s->wants_truncation |= !s->sweep.is_going;
-    note_log(s);
     return OK;
 }
 
 /* Once nothing of them is left in any file. */
 static status end_sweep(state *s) {
     TRY(state_begin(s));
-    TRY(run_with(s, SQL_END_SWEEP, s->sweep.last, "remove events of erased users"));
-    TRY(run(s, SQL_COMMIT, "remove events of erased users"));
-    s->has_begun = s->wants_end = false;
-    note_log(s);
+    TRY(run_sweep(s, SQL_END_SWEEP, s->sweep.last));
+    s->wants_end = false;
     return OK;
 }
 
@@ -445,17 +449,6 @@ static void remove_leftovers(const char *folder) {
     if (path_join(path, sizeof path, folder, "state.db.part") == OK) (void)unlink(path);
 }
 
-/* A folder of a program that kept a log of its own. */
-static status refuse_log(const char *folder, const char *path) {
-    char log[STATE_PATH_BYTES];
-    TRY(path_join(log, sizeof log, folder, "events.log"));
-    if (file_exists(path) || !file_exists(log)) return OK;
-    return fail(ERR_FORMAT,
-                "%s is an event log of a version before 0.1; 'hstu state import %s' of hstu 0.1.0 "
-                "converts it",
-                log, folder);
-}
-
 static status configure(state *s) {
     int64_t page, salt;
     TRY(state_db_exec(
@@ -480,7 +473,6 @@ static status open_all(state *s, const char *folder, const state_reader *reader)
     TRY(path_join(s->path, sizeof s->path, folder, "state.db"));
     TRY(path_join(s->wal_path, sizeof s->wal_path, folder, "state.db-wal"));
     TRY(lock_folder(s, folder));
-    TRY(refuse_log(folder, s->path));
     remove_leftovers(folder);
     TRY(state_keep_damaged_log(s->wal_path, s->stats.warning, sizeof s->stats.warning));
     TRY(state_db_make_file(s->path));
@@ -576,7 +568,7 @@ LACKS_SQLITE(status state_recover(const char *folder, state_counts *out));
 NEVER(status state_close_whole(state *s));
 NEVER(status state_begin(state *s));
 NEVER(status state_add_user(state *s, const char *name, size_t n, int64_t *id));
-NEVER(status state_add_event(state *s, const state_event *e));
+NEVER(status state_add_event(state *s, int64_t user, const engine_event *e));
 NEVER(status state_erase_user(state *s, int64_t id, const char *name, size_t n));
 NEVER(status state_commit(state *s));
 NEVER(void state_rollback(state *s));

@@ -15,25 +15,13 @@
 
 typedef struct state state;
 
-/* An event as a row has it; ids as text. */
-typedef struct state_event {
-    int64_t user;    /* id of its row */
-    size_t nth_user; /* when it is read: which of the users it is, in the order in which they were
-                        read */
-    int64_t time;    /* seconds since 1970 */
-    uint32_t time_ns;
-    uint16_t action;
-    const char *item; /* (n_item) */
-    const char *id;   /* (n_id); NULL: it has none */
-    size_t n_item, n_id;
-} state_event;
-
 /* What reading calls for each row: the keys of erased users (state_user_key) with the salt of their
- * hash, then users in order of their ids, then events in the order in which they were added. */
+ * hash, then users in order of their ids, then events in the order in which they were added.
+ * nth_user: the event is of the user that was read so many users after the first. */
 typedef struct state_reader {
     void *ctx;
     status (*user)(void *ctx, int64_t id, const char *name, size_t n);
-    status (*event)(void *ctx, const state_event *e);
+    status (*event)(void *ctx, size_t nth_user, const engine_event *e);
     status (*erased)(void *ctx, uint64_t salt, uint64_t key);
 } state_reader;
 
@@ -53,7 +41,8 @@ status state_close_whole(state *s);
  */
 status state_begin(state *s);
 status state_add_user(state *s, const char *name, size_t n, int64_t *id);
-status state_add_event(state *s, const state_event *e);
+/* user: the id of its row; the event has a time, and its ids are texts. */
+status state_add_event(state *s, int64_t user, const engine_event *e);
 /* id 0: the user has no row.  Rows of its events vanish by state_maintain. */
 status state_erase_user(state *s, int64_t id, const char *name, size_t n);
 status state_commit(state *s);

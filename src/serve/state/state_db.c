@@ -123,14 +123,14 @@ status state_db_int(sqlite3 *db, const char *path, const char *text, int64_t *ou
     return code == SQLITE_ROW || code == SQLITE_DONE ? OK : state_db_fail(db, path, "read it");
 }
 
-void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n) {
+void state_db_bind_id(sqlite3_stmt *q, int i, const engine_id *id) {
     int64_t number;
-    if (n == 0)
+    if (id->n == 0)
         sqlite3_bind_null(q, i);
-    else if (seq_id_number(text, n, &number))
+    else if (seq_id_number(id->text, id->n, &number))
         sqlite3_bind_int64(q, i, number);
     else
-        sqlite3_bind_text(q, i, text, (int)n, SQLITE_STATIC);
+        sqlite3_bind_text(q, i, id->text, (int)id->n, SQLITE_STATIC);
 }
 
 /* In a row all sums take the same room. */
@@ -138,14 +138,14 @@ static int64_t wide(uint32_t crc) {
     return (int64_t)1 << 40 | crc;
 }
 
-int64_t state_db_sum(const state_event *e) {
+int64_t state_db_sum(int64_t user, const engine_event *e) {
     struct {
         int64_t user, time;
         uint32_t time_ns, action, n_item, n_id;
-    } head = {e->user, e->time, e->time_ns, e->action, (uint32_t)e->n_item, (uint32_t)e->n_id};
+    } head = {user, e->time, e->time_ns, e->action, (uint32_t)e->item.n, (uint32_t)e->id.n};
     uint32_t crc = crc32_add(0, &head, sizeof head);
-    crc = crc32_add(crc, e->item, e->n_item);
-    return wide(e->n_id > 0 ? crc32_add(crc, e->id, e->n_id) : crc);
+    crc = crc32_add(crc, e->item.text, e->item.n);
+    return wide(e->id.n > 0 ? crc32_add(crc, e->id.text, e->id.n) : crc);
 }
 
 int64_t state_db_sum_of(const void *bytes, size_t n) {
@@ -224,22 +224,23 @@ static status read_user(state_loading *l, sqlite3_stmt *q) {
 }
 
 static status read_event(state_loading *l, sqlite3_stmt *q) {
-    int64_t ns = sqlite3_column_int64(q, 3), action = sqlite3_column_int64(q, 5);
-    state_event e = {.user = sqlite3_column_int64(q, 1), .time = sqlite3_column_int64(q, 2)};
+    int64_t user = sqlite3_column_int64(q, 1), ns = sqlite3_column_int64(q, 3);
+    int64_t action = sqlite3_column_int64(q, 5);
+    engine_event e = {.has_time = true, .time = sqlite3_column_int64(q, 2)};
     char digits[2][ID_DIGITS];
-    e.nth_user = find_id(l->users.id, l->users.n, e.user);
-    if (e.nth_user == SIZE_MAX && find_id(l->gone.id, l->gone.n, e.user) != SIZE_MAX) return OK;
-    e.item = column_id(q, 4, digits[0], &e.n_item);
-    e.id = column_id(q, 6, digits[1], &e.n_id);
-    bool is_bad = e.nth_user == SIZE_MAX || ns < 0 || ns >= 1000000000 || action < 0 ||
-                  action > UINT16_MAX || e.n_item == 0 || e.n_item > MAX_ID || e.n_id > MAX_ID ||
-                  memchr(e.item, '\0', e.n_item) != NULL;
+    size_t nth = find_id(l->users.id, l->users.n, user);
+    if (nth == SIZE_MAX && find_id(l->gone.id, l->gone.n, user) != SIZE_MAX) return OK;
+    e.item.text = column_id(q, 4, digits[0], &e.item.n);
+    e.id.text = column_id(q, 6, digits[1], &e.id.n);
+    bool is_bad = nth == SIZE_MAX || ns < 0 || ns >= 1000000000 || action < 0 ||
+                  action > UINT16_MAX || e.item.n == 0 || e.item.n > MAX_ID || e.id.n > MAX_ID ||
+                  memchr(e.item.text, '\0', e.item.n) != NULL;
     e.time_ns = (uint32_t)ns;
     e.action = (uint16_t)action;
-    is_bad = is_bad || !is_sum(q, 7, state_db_sum(&e));
+    is_bad = is_bad || !is_sum(q, 7, state_db_sum(user, &e));
     if (is_bad) return note_damage(l, "events", sqlite3_column_int64(q, 0));
     l->counts.n_events++;
-    return l->reader != NULL ? l->reader->event(l->reader->ctx, &e) : OK;
+    return l->reader != NULL ? l->reader->event(l->reader->ctx, nth, &e) : OK;
 }
 
 static status read_erased(state_loading *l, sqlite3_stmt *q) {

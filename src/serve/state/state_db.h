@@ -45,10 +45,10 @@ status state_db_open_existing(sqlite3 **out, const char *path);
 /* Makes the tables, or brings those of earlier versions up to this one. */
 status state_db_migrate(sqlite3 *db, const char *path);
 
-/* Binds an id: a number where it is the text of one, else text; n = 0: NULL. */
-void state_db_bind_id(sqlite3_stmt *q, int i, const char *text, size_t n);
+/* Binds an id that is a text: as a number where it is that of one; n = 0: NULL. */
+void state_db_bind_id(sqlite3_stmt *q, int i, const engine_id *id);
 /* So that a flipped bit in a row is found: SQLite has no checksums of its own. */
-int64_t state_db_sum(const state_event *e);
+int64_t state_db_sum(int64_t user, const engine_event *e);
 int64_t state_db_sum_of(const void *bytes, size_t n);
 
 typedef struct state_ids {

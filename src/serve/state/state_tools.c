@@ -293,11 +293,9 @@ static status save_user(void *context, int64_t id, const char *name, size_t n) {
     return commit_some(w->to, ++w->n_rows);
 }
 
-static status save_event(void *context, const state_event *e) {
+static status save_event(void *context, size_t nth_user, const engine_event *e) {
     saving *w = context;
-    state_event moved = *e;
-    moved.user = w->id[e->nth_user];
-    TRY(state_add_event(w->to, &moved));
+    TRY(state_add_event(w->to, w->id[nth_user], e));
     return commit_some(w->to, ++w->n_rows);
 }
 

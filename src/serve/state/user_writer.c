@@ -76,15 +76,11 @@ static status write_events(user_writer *w, user_change *p) {
     }
     for (size_t i = 0; i < p->n; i++) {
         const incoming_event *in = &p->in[i];
-        state_event e = {.user = s->row,
-                         .action = in->event.action,
-                         .item = in->item.text,
-                         .n_item = in->item.n,
-                         .id = in->id.text,
-                         .n_id = in->id.n};
+        engine_event e = {
+            .item = in->item, .id = in->id, .has_time = true, .action = in->event.action};
         if (in->is_duplicate) continue;
         users_time(w->users, in->event.time, &e.time, &e.time_ns);
-        TRY(state_add_event(w->state, &e));
+        TRY(state_add_event(w->state, s->row, &e));
     }
     return OK;
 }
@@ -107,7 +103,7 @@ static status write_group(user_writer *w, engine_change **group, size_t n) {
     bool is_any = false;
     for (size_t i = 0; i < n; i++)
         is_any |= group[i]->parts != NULL && has_rows(group[i]);
-    if (!is_any) return OK;
+    if (!is_any || w->state == NULL) return OK;
     status st = state_begin(w->state);
     for (size_t i = 0; i < n && st == OK; i++)
         if (group[i]->parts != NULL) st = write_change(w, group[i]);
@@ -152,8 +148,6 @@ static void run_group(user_writer *w, engine_change **group, size_t n) {
     pthread_mutex_unlock(w->users_lock);
     status st = write_group(w, group, n);
     finish_group(w, group, n, st);
-    for (size_t i = 0; i < n; i++)
-        group[i]->done(group[i]->ctx, group[i]);
 }
 
 /* Under the lock of the queue. */
@@ -185,6 +179,8 @@ static void *write_changes(void *context) {
         w->is_busy = true;
         pthread_mutex_unlock(&w->lock);
         if (n > 0) run_group(w, group, n);
+        for (size_t i = 0; i < n; i++)
+            group[i]->done(group[i]->ctx, group[i]);
         uint64_t wait = state_maintain(w->state), now = clock_ns();
         due = wait < UINT64_MAX - now ? now + wait : UINT64_MAX;
         pthread_mutex_lock(&w->lock);
@@ -199,18 +195,11 @@ static void *write_changes(void *context) {
     return NULL;
 }
 
-/* Without a state nothing can fail once a change is prepared. */
 static void change_memory(user_writer *w, engine_change *c) {
     pthread_mutex_lock(&w->lock);
     while (w->is_paused)
         pthread_cond_wait(&w->wake, &w->lock);
-    pthread_mutex_lock(w->users_lock);
-    c->st = prepare_change(w->users, c);
-    if (c->st == OK)
-        apply_change(w->users, c);
-    else
-        failure_save(&c->why, c->st);
-    pthread_mutex_unlock(w->users_lock);
+    run_group(w, &c, 1);
     pthread_mutex_unlock(&w->lock);
     c->done(c->ctx, c);
 }
@@ -306,16 +295,10 @@ static status restore_user(void *context, int64_t row, const char *name, size_t 
     return OK;
 }
 
-static status restore_event(void *context, const state_event *from) {
+static status restore_event(void *context, size_t nth_user, const engine_event *e) {
     restoring *r = context;
     bool is_known;
-    engine_event e = {.item = {.text = from->item, .n = from->n_item},
-                      .id = {.text = from->id, .n = from->n_id},
-                      .has_time = true,
-                      .time = from->time,
-                      .time_ns = from->time_ns,
-                      .action = from->action};
-    TRY(users_restore_event(r->users, r->user[from->nth_user], &e, &is_known));
+    TRY(users_restore_event(r->users, r->user[nth_user], e, &is_known));
     r->out->n_events++;
     r->out->n_known += is_known;
     return OK;

@@ -178,10 +178,10 @@ static size_t text_bytes(const engine_id *id) {
     return (id->n < ENGINE_ID_BYTES ? id->n : ENGINE_ID_BYTES) + 1;
 }
 
-static status put_id(const engine_id *id, const char *what, char **room, short_text *out) {
+static status put_id(const engine_id *id, const char *what, char **room, engine_id *out) {
     id_text text;
     TRY(id_text_make(&text, id, what));
-    *out = (short_text){*room, text.n};
+    *out = (engine_id){.text = *room, .n = text.n};
     memcpy(*room, text.text, text.n + 1);
     *room += text.n + 1;
     return OK;
@@ -259,7 +259,7 @@ static size_t find_duplicates(const users *u, const user_history *h, user_state 
     return n_new;
 }
 
-static uint32_t item_number(users *u, const engine_id *id, const short_text *item) {
+static uint32_t item_number(users *u, const engine_id *id, const engine_id *item) {
     uint32_t number = data_item(u, id, item->text);
     if (number == 0)
         number = (uint32_t)u->n_data_items + 1 + text_map_put(&u->items, item->text, item->n);
@@ -458,8 +458,8 @@ status users_restore_event(users *u, user_state *s, const engine_event *e, bool 
     /* Of data with coarser ticks a time may be out of range here: it keeps its place. */
     if (users_ticks(u, e, 0, &in.event.time) != OK)
         in.event.time = e->time > 0 ? INT64_MAX : INT64_MIN;
-    in.item = (short_text){item.text, item.n};
-    in.id = (short_text){e->id.text, e->id.n};
+    in.item = (engine_id){.text = item.text, .n = item.n};
+    in.id = e->id;
     TRY(make_room(u, s, &in, 1, &item_bytes));
     user_history h = {.own = s->events,
                       .n = s->n,

@@ -107,17 +107,11 @@ status users_ticks(const users *u, const engine_event *e, int64_t now, int64_t *
 int64_t users_now(const users *u);
 void users_time(const users *u, int64_t ticks, int64_t *seconds, uint32_t *ns);
 
-/* A text that ends with NUL, in memory of the change. */
-typedef struct short_text {
-    const char *text;
-    size_t n; /* 0: there is none */
-} short_text;
-
 /* An event on its way in. */
 typedef struct incoming_event {
     stored_event event;
-    const engine_id *given; /* of the item, and as text: */
-    short_text item, id;
+    const engine_id *given; /* of the item */
+    engine_id item, id;     /* as texts that end with NUL, in memory of the change; n 0: none */
     size_t order;
     bool is_duplicate;
 } incoming_event;

@@ -35,13 +35,13 @@ static status see_user(void *ctx, int64_t id, const char *name, size_t n) {
     return OK;
 }
 
-static status see_event(void *ctx, const state_event *e) {
+static status see_event(void *ctx, size_t nth_user, const engine_event *e) {
     seen *s = ctx;
     s->n_events++;
     if (e->time >= 0 && e->time < 4096) s->has[e->time] = true;
-    snprintf(s->last, sizeof s->last, "%lld %lld.%u %d %.*s %.*s", (long long)e->user,
-             (long long)e->time, e->time_ns, e->action, (int)e->n_item, e->item, (int)e->n_id,
-             e->id != NULL ? e->id : "");
+    snprintf(s->last, sizeof s->last, "%zu %lld.%u %d %.*s %.*s", 1 + nth_user, (long long)e->time,
+             e->time_ns, e->action, (int)e->item.n, e->item.text, (int)e->id.n,
+             e->id.text != NULL ? e->id.text : "");
     return OK;
 }
 
@@ -80,22 +80,20 @@ static void reopen(state **st, seen *s) {
     CHECK_OK(open_state(st, s));
 }
 
-static state_event event(int64_t user, const char *item, const char *id, int64_t time) {
-    return (state_event){.user = user,
-                         .time = time,
-                         .time_ns = 5,
-                         .action = 3,
-                         .item = item,
-                         .n_item = strlen(item),
-                         .id = id,
-                         .n_id = id != NULL ? strlen(id) : 0};
+static engine_event event(const char *item, const char *id, int64_t time) {
+    return (engine_event){.has_time = true,
+                          .time = time,
+                          .time_ns = 5,
+                          .action = 3,
+                          .item = {.text = item, .n = strlen(item)},
+                          .id = {.text = id, .n = id != NULL ? strlen(id) : 0}};
 }
 
 /* One transaction with one event. */
 static status add(state *st, int64_t user, const char *item, const char *id, int64_t time) {
-    state_event e = event(user, item, id, time);
+    engine_event e = event(item, id, time);
     status code = state_begin(st);
-    if (code == OK) code = state_add_event(st, &e);
+    if (code == OK) code = state_add_event(st, user, &e);
     if (code == OK) code = state_commit(st);
     if (code != OK) state_rollback(st);
     return code;
@@ -134,9 +132,9 @@ TEST(state_keeps_what_was_committed) {
     CHECK_EQ(s.n_events, 3);
     CHECK_STR(s.last, "3 10.5 3 +7 08");
     /* What is not committed is not there; a failed transaction does not stop the next. */
-    state_event e = event(ann, "13", NULL, 11);
+    engine_event e = event("13", NULL, 11);
     CHECK_OK(state_begin(st));
-    CHECK_OK(state_add_event(st, &e));
+    CHECK_OK(state_add_event(st, ann, &e));
     state_rollback(st);
     CHECK_OK(add(st, ann, "14", NULL, 12));
     reopen(&st, &s);
@@ -310,8 +308,8 @@ TEST(state_recovers_what_can_be_read) {
     int64_t ann = add_user(st, "ann");
     CHECK_OK(state_begin(st));
     for (int i = 0; i < EVENTS; i++) {
-        state_event e = event(ann, i == 777 ? "marked-item" : "item", "an id that takes room", i);
-        CHECK_OK(state_add_event(st, &e));
+        engine_event e = event(i == 777 ? "marked-item" : "item", "an id that takes room", i);
+        CHECK_OK(state_add_event(st, ann, &e));
     }
     CHECK_OK(state_commit(st));
     erase(st, 0, "ben");
@@ -467,11 +465,7 @@ TEST(state_refuses_other_files) {
     seen s;
     need_sqlite();
     CHECK_OK(folder_create(folder(), NULL));
-    FILE *f = fopen(file_of("events.log"), "w");
-    CHECK(f != NULL && fputs("HSTU events 1\n", f) >= 0 && fclose(f) == 0);
-    CHECK_FAILS(open_state(&st, &s), ERR_FORMAT, "hstu state import");
-    CHECK_EQ(unlink(file_of("events.log")), 0);
-    f = fopen(file_of("state.db"), "w");
+    FILE *f = fopen(file_of("state.db"), "w");
     CHECK(f != NULL && fputs("this is not a database, is it", f) >= 0 && fclose(f) == 0);
     CHECK_FAILS(open_state(&st, &s), ERR_FORMAT, "damaged");
     CHECK_EQ(unlink(file_of("state.db")), 0);
@@ -581,8 +575,8 @@ static void add_many(state *st, int64_t user, int64_t time) {
     text[255] = '\0';
     CHECK_OK(state_begin(st));
     for (int i = 0; i < MANY; i++) {
-        state_event e = event(user, text, text, time + i % 80);
-        CHECK_OK(state_add_event(st, &e));
+        engine_event e = event(text, text, time + i % 80);
+        CHECK_OK(state_add_event(st, user, &e));
     }
     CHECK_OK(state_commit(st));
 }
@@ -710,8 +704,8 @@ TEST(state_leaves_no_copies_of_names) {
             snprintf(name, sizeof name, "%c%08x-name", 'a' + round, i * 2654435761u);
             snprintf(item, sizeof item, "%c%08x-item", 'a' + round, i * 2246822519u);
             CHECK_OK(state_add_user(st, name, strlen(name), &id[i]));
-            state_event e = event(id[i], i % 3 == 0 ? "77" : item, i % 2 == 0 ? item : NULL, i);
-            CHECK_OK(state_add_event(st, &e));
+            engine_event e = event(i % 3 == 0 ? "77" : item, i % 2 == 0 ? item : NULL, i);
+            CHECK_OK(state_add_event(st, id[i], &e));
         }
         CHECK_OK(state_commit(st));
         for (int i = round; i < USERS; i += 2) {
