@@ -85,6 +85,7 @@ static load_kind kind_of(engine_outcome outcome) {
 static void finish(void *ctx, engine_answer *a) {
     flight *f = ctx;
     load_outcome *o = f->out;
+    if (engine_make_items(a) != OK) a->outcome = ENGINE_FAILED;
     o->done_ns = o->read_ns = clock_ns();
     o->kind = kind_of(a->outcome);
     o->tokens_reused = a->tokens_reused;

@@ -12,7 +12,6 @@ static status heap_init(kv_heap *h, int32_t n_numbers) {
 
 static void heap_fini(kv_heap *h) {
     MEM_FREE(h->item, h->place, h->key);
-    *h = (kv_heap){0};
 }
 
 static void heap_put(kv_heap *h, int32_t at, int32_t number) {
@@ -249,24 +248,16 @@ status kv_cache_create(kv_cache **out, const kv_cache_config *config) {
     while (c->n_buckets < 2 * (uint64_t)c->n_nodes)
         c->n_buckets *= 2;
     status st = alloc(c);
-    if (st != OK) {
-        kv_cache_destroy(c);
-        return st;
-    }
-    clear(c);
-    *out = c;
-    return OK;
+    if (st == OK) clear(c);
+    return CREATED(st, out, c, kv_cache_destroy);
 }
 
 void kv_cache_destroy(kv_cache *c) {
     if (c == NULL) return;
-    void *all[] = {c->nodes, c->tokens,          c->bucket,         c->owner, c->host_owner,
-                   c->out,   c->free_pages.page, c->free_host.page, c->in};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        mem_free(all[i]);
     heap_fini(&c->leaves);
     heap_fini(&c->idle);
-    mem_free(c);
+    MEM_FREE(c->nodes, c->tokens, c->bucket, c->owner, c->host_owner, c->free_pages.page,
+             c->free_host.page, c->out, c->in, c);
 }
 
 void kv_cache_set_costs(kv_cache *c, const kv_costs *costs) {
@@ -584,23 +575,12 @@ static bool next_page(kv_cache *c, walk *w) {
     return true;
 }
 
-/* The threads that found the pages have them in their caches: those of a path are asked for, to be
- * written, some pages ahead. */
-static void expect_page(const kv_cache *c, const kv_path *path, int32_t i) {
-    if (i >= path->n_whole) return;
-    const char *at = (const char *)&c->nodes[path->page[i].node];
-    __builtin_prefetch(at, 1);
-    __builtin_prefetch(at + 64, 1);
-}
-
 void kv_cache_let_go(kv_cache *c, kv_path *path) {
     bool is_held = path->n_forgotten == c->n_forgotten;
     for (int32_t i = path->n_held - 1; i >= 0 && is_held; i--)
         if (--c->nodes[path->page[i].node].n_held == 0) note_pin(c, path->page[i].node);
     path->n_held = 0;
 }
-
-enum { AHEAD = 8 };
 
 static void hold(kv_cache *c, int32_t number) {
     if (c->nodes[number].n_held++ == 0) note_pin(c, number);
@@ -609,10 +589,7 @@ static void hold(kv_cache *c, int32_t number) {
 void kv_cache_hold(kv_cache *c, const void *tokens, int32_t max_reused, kv_path *path) {
     walk w = begin_walk(tokens, max_reused, path);
     kv_cache_let_go(c, path);
-    for (int32_t i = 0; i < AHEAD; i++)
-        expect_page(c, path, i);
     while (next_page(c, &w)) {
-        expect_page(c, path, w.n_pages - 1 + AHEAD);
         path->page[w.n_pages - 1] = (kv_found){w.page, c->nodes[w.page].generation};
         hold(c, w.page);
     }

@@ -252,9 +252,7 @@ static status map_models(exchange *x) {
         const replicas *r = &e->models[i / e->n_devices];
         served *m = x->models[i].m = slot_keep_model(r->slot[i % e->n_devices]);
         x->n_models++;
-        if (m->trained.vocabulary == NULL)
-            st = fail(ERR_CONFIG, "it takes its item ids from the data; restart the server");
-        else if (r != x->r || x->fresh[i % e->n_devices] == NULL)
+        if (r != x->r || x->fresh[i % e->n_devices] == NULL)
             st = vocabulary_map_init(&x->models[i].map, m->trained.vocabulary, x->data, workers);
         if (st != OK) st = fail_prefix(st, "model %s", r->slot[0]->name);
     }
@@ -415,25 +413,23 @@ status engine_item_rows(engine *e, int index, uint32_t first, uint32_t n, float 
     return call_slot(e, index, read_rows, &q);
 }
 
-typedef struct page_visit {
-    void (*fn)(void *ctx, const engine_page *p);
-    void *ctx;
-} page_visit;
+typedef struct page_query {
+    int64_t most;
+    engine_page *out;
+    int64_t *n;
+} page_query;
 
-static status visit_pages(served *m, void *ctx) {
-    const page_visit *v = ctx;
-    int32_t n = m->store.n_pages + m->store.n_host_pages;
-    for (int32_t i = 0; m->cache != NULL && i < n; i++) {
-        engine_page p = kv_cache_view(m->cache, i);
-        v->fn(v->ctx, &p);
-    }
+static status read_pages(served *m, void *ctx) {
+    const page_query *q = ctx;
+    *q->n = m->cache != NULL ? (int64_t)m->store.n_pages + m->store.n_host_pages : 0;
+    for (int32_t i = 0; i < *q->n && i < q->most; i++)
+        q->out[i] = kv_cache_view(m->cache, i);
     return OK;
 }
 
-status engine_visit_pages(engine *e, int index, void (*fn)(void *ctx, const engine_page *p),
-                          void *ctx) {
-    page_visit v = {fn, ctx};
-    return call_slot(e, index, visit_pages, &v);
+status engine_pages(engine *e, int index, int64_t most, engine_page *out, int64_t *n) {
+    page_query q = {most, out, n};
+    return call_slot(e, index, read_pages, &q);
 }
 
 status engine_work_of(engine *e, int index, const engine_shape *shape, engine_work *out) {
@@ -563,8 +559,7 @@ void engine_submit(engine *e, const engine_request *r, engine_answer *out, engin
         j->done = done;
         j->is_gone = r->is_gone;
         j->ctx = ctx;
-        j->is_left = r->makes_items;
-        if (j->is_left) out->memory->job = j;
+        out->memory->job = j;
         slot_submit(s, j, r->run_ns);
     } else {
         done(ctx, out);
@@ -588,7 +583,6 @@ void engine_ask(engine *e, const engine_request *r, engine_answer *out) {
     sem_init(&done, 0, 0);
     own.run_ns = UINT64_MAX;
     own.is_gone = NULL;
-    own.makes_items = true;
     atomic_fetch_add(&e->n_inside, 1);
     engine_submit(e, &own, out, wake_asker, &done);
     wait_for(&done);

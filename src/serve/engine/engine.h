@@ -203,9 +203,6 @@ typedef struct engine_request {
     uint64_t after_ns;    /* of that, what the caller needs once it has the answer */
     bool was_asked;       /* engine_has_time said yes: it is not refused for its time any more */
     int priority;         /* 0 is normal; higher ones are taken first among equal deadlines */
-    /* engine_submit: the caller makes the items of the answer, by engine_make_items; for
-     * callers that write answers on their own threads, so that the worker can go on. */
-    bool makes_items;
     /* engine_submit: the caller's thread runs a batch that may begin and is predicted to take at
      * most so long, before it returns; 0: it runs none.  engine_ask always runs it. */
     uint64_t run_ns;
@@ -270,8 +267,8 @@ typedef void (*engine_done)(void *ctx, engine_answer *out);
 void engine_submit(engine *e, const engine_request *r, engine_answer *out, engine_done done,
                    void *ctx);
 
-/* Makes the items of an answer whose request said makes_items: before they are read, once `done`
- * was called, on any thread.  Nothing is done for other answers.  Fails for lack of memory. */
+/* Makes the items of a submitted request's answer: before they are read, once `done` was called, on
+ * any thread, so that the worker can go on.  Fails for lack of memory. */
 status engine_make_items(engine_answer *a);
 
 /* Answers with the top_k items most similar to the request's candidates, under its rules; the score
@@ -414,12 +411,11 @@ const char *engine_stage_name(engine_stage s); /* "queue", "build", "layers", "h
 typedef struct engine_stats {
     uint64_t requests[2][ENGINE_FAILED + 1]; /* by task and outcome */
     uint64_t n_late;                         /* began after their deadlines */
-    uint64_t n_moved; /* taken over, as the user's own replica was full or lost */
-    uint64_t n_up;    /* replicas that are not lost */
-    uint64_t n_batches, batch_requests, batch_tokens; /* sums */
+    uint64_t n_moved;                   /* taken over, as the user's own replica was full or lost */
+    uint64_t n_up;                      /* replicas that are not lost */
+    uint64_t n_batches, batch_requests; /* their requests, summed */
     uint64_t tokens_reused, tokens_computed;
-    uint64_t tokens_device,
-        tokens_loaded; /* of the reused ones: from the device, and from the host */
+    uint64_t tokens_device, tokens_loaded;    /* of the reused ones, from the device and the host */
     uint64_t kv_evictions, kv_host_evictions; /* pages */
     uint64_t kv_bytes_out, kv_bytes_in;       /* to the host and from there */
     uint64_t kv_computed_again;               /* pages that were not loaded, by predicted cost */
@@ -453,5 +449,5 @@ typedef struct engine_page {
     bool is_pinned;
     bool is_host; /* of the second tier: numbered after those of the device */
 } engine_page;
-status engine_visit_pages(engine *e, int model, void (*fn)(void *ctx, const engine_page *p),
-                          void *ctx);
+/* The first pages of a model's cache, at most `most`; *n: how many pages there are. */
+status engine_pages(engine *e, int model, int64_t most, engine_page *out, int64_t *n);

@@ -105,10 +105,9 @@ static void read_context(job *j, const users *u, uint64_t data_user) {
     j->q.events.user = data_user;
     if (data == NULL || data_user >= u->n_data_users) return;
     for (int f = 0; f < m->names->n_context; f++) {
-        int from = m->has_map ? m->map.feature[f] : f;
+        int from = m->map.feature[f];
         if (from < 0) continue;
-        uint32_t value = data->context[from].value[data_user];
-        j->q.events.context[f] = m->has_map ? m->map.context[f][value] : value;
+        j->q.events.context[f] = m->map.context[f][data->context[from].value[data_user]];
     }
 }
 
@@ -552,31 +551,19 @@ static sort_pair *find_order(job *j) {
     return sort_pairs(j->keys, j->keys + n, n);
 }
 
-/* The best ones first: each is moved to its place, around the circles of the permutation, so that
- * no memory but theirs is looked at. */
-static void order_candidates(job *j) {
-    size_t n = (size_t)j->q.n_candidates;
-    sort_pair *key = find_order(j);
-    for (size_t first = 0; first < n; first++) {
-        engine_item kept = j->named[first];
-        size_t at = first, from = key[at].place;
-        for (; from != first; from = key[at].place) {
-            j->named[at] = j->named[from];
-            key[at].place = (uint32_t)at;
-            at = from;
-        }
-        j->named[at] = kept;
-        key[at].place = (uint32_t)at;
-    }
-}
-
 static status answer_candidates(job *j) {
     int32_t n = j->q.n_candidates;
+    engine_item *best;
     TRY(job_name_candidates(j));
     if (j->q.logits != NULL) infer_finish(&j->m->infer, &j->q, j->wide);
-    if (j->top_k > 0) order_candidates(j);
     j->out->items = j->named;
     j->out->n_items = (size_t)(j->top_k > 0 && j->top_k < n ? j->top_k : n);
+    if (j->top_k == 0) return OK;
+    TRY(ARENA_NEW_RAW(j->arena, &best, j->out->n_items));
+    const sort_pair *order = find_order(j);
+    for (size_t i = 0; i < j->out->n_items; i++)
+        best[i] = j->named[order[i].place];
+    j->out->items = best;
     return OK;
 }
 

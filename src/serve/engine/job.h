@@ -10,8 +10,10 @@
 /* Of an answer; engine_answer_release frees it. */
 struct engine_answer_memory {
     arena arena;
-    served *model;   /* a reference, or NULL */
-    struct job *job; /* whose items engine_make_items makes; or NULL */
+    served *model; /* a reference, or NULL */
+    /* Whose items engine_make_items makes, or NULL: all callers of a batch do it at the same time,
+     * the thread that computes would do it for one after the other. */
+    struct job *job;
 };
 
 typedef struct job {
@@ -25,12 +27,9 @@ typedef struct job {
     engine_task task;
     int32_t top_k;
     engine_id *candidate_id; /* (n_candidates): of the unknown ones; NULL: there are none */
-    /* The items are left to engine_make_items: what all callers of a batch do at the same time, the
-     * thread that computes would do one after the other. */
-    bool is_left;
     /* Of job_name_candidates; before, NULL. */
     float *wide; /* (n_candidates, columns.width): the logits as floats, where they are not */
-    engine_item *named;     /* (n_candidates): as they were given, then as they are answered */
+    engine_item *named;     /* (n_candidates): as they were given */
     struct sort_pair *keys; /* (2 n_candidates): for their order */
     int32_t n_tokens;       /* of its history, candidates not included */
     void *tokens;           /* (n_tokens), as the cache has them; NULL: there is none */
@@ -82,6 +81,6 @@ status job_similar(engine_answer *answer, const engine_request *r);
  * top_k, else in the order of the candidates. */
 status job_answer(job *j);
 
-/* Makes what the results of candidates go to and what job_answer needs besides them, which then
- * cannot fail: before the first result, best while it is computed. */
+/* Makes what the results of candidates go to and what job_answer needs besides them: before the
+ * first result, best while it is computed. */
 status job_name_candidates(job *j);

@@ -36,20 +36,16 @@ bool served_is_checked(served *m) {
     return !m->trained.is_engine || atomic_load(&m->is_at_end);
 }
 
-/* The vocabulary of a model names its items; one without a vocabulary needs the data. */
+/* The vocabulary of a model names its items. */
 static status open_trained(served *m, const engine_config *c, const char *path,
                            const seq_file *data) {
     backend *be = m->compute.be;
     comm *tensor = m->tensor.comm;
-    status st = trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch, tensor);
-    if (st == ERR_CONFIG && data != NULL && m->trained.vocabulary == NULL)
-        st = trained_open_unchecked(&m->trained, path, data, be, c->max_batch, tensor);
-    TRY(st);
+    TRY(trained_open_unchecked(&m->trained, path, NULL, be, c->max_batch, tensor));
     TRY(start_check(m));
     m->s = &m->trained.session;
     m->names = m->s->data;
-    if (data == NULL || m->trained.vocabulary == NULL) return OK;
-    m->has_map = true;
+    if (data == NULL) return OK;
     return vocabulary_map_init(&m->map, m->trained.vocabulary, data, m->compute.workers);
 }
 
@@ -430,13 +426,8 @@ status served_open(served **out, const engine_config *c, const char *path, const
     rwlock_init(&m->cache_lock);
     snprintf(m->path, sizeof m->path, "%s", path);
     status st = open_parts(m, &chosen, path, data);
-    if (st != OK) {
-        served_drop(m);
-        return st;
-    }
     m->load_s = (double)(clock_ns() - start) / 1e9;
-    *out = m;
-    return OK;
+    return CREATED(st, out, m, served_drop);
 }
 
 void served_keep(served *m) {
@@ -450,7 +441,7 @@ void served_drop(served *m) {
     kv_cache_destroy(m->cache);
     kv_store_fini(&m->store);
     arena_fini(&m->scratch);
-    if (m->has_map) vocabulary_map_fini(&m->map);
+    vocabulary_map_fini(&m->map);
     trained_close(&m->trained);
     tensor_part_close(&m->tensor);
     backend_destroy(m->compute.be);
@@ -488,14 +479,13 @@ status served_know_items(served *m, const users *u) {
 
 uint32_t served_item(const served *m, const users *u, uint32_t item) {
     if (item > u->n_data_items) return m->extra[item - u->n_data_items - 1];
-    return m->has_map ? m->map.item[item] : item;
+    return m->map.item[item];
 }
 
 void served_set_map(served *m, vocabulary_map *other) {
     vocabulary_map old = m->map;
     m->map = *other;
     *other = old;
-    m->has_map = true;
     m->n_extra = 0;
     mem_free(m->popular);
     m->popular = NULL;

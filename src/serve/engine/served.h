@@ -40,8 +40,7 @@ typedef struct served {
     uint64_t n_dense;      /* and how many they are; 0: they are not */
     bool is_ranking;
     int32_t max_batch, max_tokens;
-    vocabulary_map map; /* from the numbers of the data's items and values; has_map */
-    bool has_map;
+    vocabulary_map map; /* from the numbers of the data's items and values, where there are data */
     /* Under the lock of the users: items that the data does not have. */
     uint32_t *extra; /* (n_extra): the model's number, 0: unknown */
     size_t n_extra, extra_capacity;
@@ -51,7 +50,8 @@ typedef struct served {
     /* Of the worker. */
     arena scratch; /* of a batch */
     infer infer;
-    kv_cache *cache; /* NULL: nothing is kept */
+    kv_cache *cache;       /* NULL: nothing is kept */
+    kv_cache_counts noted; /* as the slot last counted it */
     /* Whoever makes a job looks for its pages beforehand, where the worker does not change them. */
     pthread_rwlock_t cache_lock;
     kv_store store;

@@ -36,13 +36,6 @@ static void answer(slot *s, job *j, engine_outcome outcome) {
 
 /* A batch through its model. */
 
-typedef struct run_report {
-    int32_t tokens_computed, tokens_reused;
-    uint64_t build_ns, layers_ns, head_ns;
-    int32_t tokens_loaded;  /* of the reused ones */
-    kv_cache_counts before; /* of the cache; zero without one */
-} run_report;
-
 /* How often the cache's lock is tried before the thread sleeps. */
 enum { LOCK_LOOKS = 200 };
 
@@ -51,7 +44,6 @@ typedef struct run {
     served *m;
     job *const *jobs;
     int32_t n;
-    run_report *report;
     kv_lease *lease; /* (max_batch): of the batch that is built */
     int32_t n_leases;
     bool has_lock; /* of the cache */
@@ -111,7 +103,6 @@ static status lease_pages(void *ctx, const infer_query *q, int32_t n_tokens, inf
     r->n_leases++;
     *out = (infer_lease){l->n_reused, l->n_stored, l->page};
     j->out->tokens_loaded += l->n_loaded;
-    r->report->tokens_loaded += l->n_loaded;
     return OK;
 }
 
@@ -150,20 +141,17 @@ static void end_run(run *r) {
     unlock_cache(r);
 }
 
-/* Names candidates while the device computes: of the jobs whose items this thread makes and, on a
- * GPU, of the others, too (a CPU has computed already, so their callers name them).  A retrieval
- * model writes scores to what is made here. */
+/* Names candidates while a GPU computes (a CPU has computed already, so their callers name them).
+ * A retrieval model writes scores to what is made here. */
 static status name_candidates(void *ctx, infer_query *const *q, int32_t n) {
     const run *r = ctx;
     bool is_needed = r->m->compute.be->n_ahead > 0 || !r->m->is_ranking;
-    for (int32_t i = 0; i < n; i++) {
-        job *j = job_of(q[i]);
-        if (q[i]->n_candidates > 0 && (!j->is_left || is_needed)) TRY(job_name_candidates(j));
-    }
+    for (int32_t i = 0; i < n && is_needed; i++)
+        if (q[i]->n_candidates > 0) TRY(job_name_candidates(job_of(q[i])));
     return OK;
 }
 
-static status answer_job(const run *r, job *j) {
+static void answer_job(const run *r, job *j) {
     bool is_known = infer_knows(&r->m->infer, &j->q);
     j->out->tokens_computed = j->q.n_computed;
     j->out->tokens_reused = j->q.n_reused;
@@ -174,37 +162,24 @@ static status answer_job(const run *r, job *j) {
         j->out->vector = j->q.vector;
         j->out->dim = r->m->infer.table.dim;
     }
-    return j->is_left ? OK : job_answer(j);
 }
 
 static status compute(run *r) {
     infer_hooks hooks = {r, lease_pages, begin_moves, end_leases, name_candidates};
-    infer *f = &r->m->infer;
     infer_query **q;
     TRY(ARENA_NEW(&r->m->scratch, &q, (size_t)r->n));
     for (int32_t i = 0; i < r->n; i++)
         q[i] = &r->jobs[i]->q;
-    TRY(infer_run(f, q, r->n, &hooks));
-    uint64_t start = clock_ns();
+    TRY(infer_run(&r->m->infer, q, r->n, &hooks));
     for (int32_t i = 0; i < r->n; i++)
-        TRY(answer_job(r, r->jobs[i]));
-    r->report->build_ns = f->build_ns;
-    r->report->layers_ns = f->layers_ns;
-    r->report->head_ns = f->head_ns + clock_ns() - start;
-    for (int32_t i = 0; i < r->n; i++) {
-        r->report->tokens_computed += q[i]->n_computed;
-        r->report->tokens_reused += q[i]->n_reused;
-    }
+        answer_job(r, r->jobs[i]);
     return OK;
 }
 
 /* Computes n jobs of one model, at most max_batch and at most max_tokens (one is always fine), and
  * writes their answers.  A failure is that of all of them. */
-static status run_jobs(served *m, job *const *jobs, int32_t n, run_report *out) {
-    run r = {.m = m, .jobs = jobs, .n = n, .report = out};
-    *out = (run_report){0};
-    TRY(served_checked(m));
-    if (m->cache != NULL) out->before = kv_cache_count(m->cache);
+static status run_jobs(served *m, job *const *jobs, int32_t n) {
+    run r = {.m = m, .jobs = jobs, .n = n};
     status st = begin_leases(&r);
     if (st == OK) st = compute(&r);
     end_run(&r);
@@ -221,16 +196,16 @@ typedef struct taken {
     double flops;
 } taken;
 
-/* The cache of the model whose batch ended; under the lock. */
-static void note_cache(slot *s, const served *m, const kv_cache_counts *before) {
-    if (m->cache == NULL) return;
-    kv_cache_counts n = kv_cache_count(m->cache);
+/* The cache of a model that is new, or whose batch ended; under the lock. */
+static void note_cache(slot *s, served *m) {
+    kv_cache_counts n = {0}, before = m->noted;
     uint64_t page_bytes = (uint64_t)m->store.page_bytes * (uint64_t)m->store.n_layers;
-    s->stats.kv_evictions += n.n_evicted - before->n_evicted;
-    s->stats.kv_host_evictions += n.n_host_evicted - before->n_host_evicted;
-    s->stats.kv_bytes_out += (n.n_out - before->n_out) * page_bytes;
-    s->stats.kv_bytes_in += (n.n_in - before->n_in) * page_bytes;
-    s->stats.kv_computed_again += n.n_computed_again - before->n_computed_again;
+    if (m->cache != NULL) n = m->noted = kv_cache_count(m->cache);
+    s->stats.kv_evictions += n.n_evicted - before.n_evicted;
+    s->stats.kv_host_evictions += n.n_host_evicted - before.n_host_evicted;
+    s->stats.kv_bytes_out += (n.n_out - before.n_out) * page_bytes;
+    s->stats.kv_bytes_in += (n.n_in - before.n_in) * page_bytes;
+    s->stats.kv_computed_again += n.n_computed_again - before.n_computed_again;
     if (m != s->model) return;
     s->stats.kv_pages_free = n.n_free;
     s->stats.kv_pages_used = n.n_pages - n.n_free;
@@ -239,18 +214,22 @@ static void note_cache(slot *s, const served *m, const kv_cache_counts *before) 
     s->stats.kv_host_used = n.n_host_pages - n.n_host_free;
 }
 
-static void note_batch(slot *s, const taken *t, const run_report *report, uint64_t start) {
-    uint64_t stage[ENGINE_STAGES] = {0, report->build_ns, report->layers_ns, report->head_ns};
-    int32_t n_tokens = report->tokens_computed;
+static void note_batch(slot *s, const taken *t, uint64_t start) {
+    const infer *f = &t->jobs[0]->m->infer;
+    uint64_t stage[ENGINE_STAGES] = {0, f->build_ns, f->layers_ns, f->head_ns};
+    int32_t n_tokens = 0;
     engine_stats *stats = &s->stats;
     stats->n_batches++;
     stats->batch_requests += (uint64_t)t->n;
-    stats->batch_tokens += (uint64_t)n_tokens;
+    for (int32_t i = 0; i < t->n; i++) {
+        const engine_answer *a = t->jobs[i]->out;
+        n_tokens += a->tokens_computed;
+        stats->tokens_reused += (uint64_t)a->tokens_reused;
+        stats->tokens_loaded += (uint64_t)a->tokens_loaded;
+        stats->tokens_device += (uint64_t)(a->tokens_reused - a->tokens_loaded);
+    }
     stats->tokens_computed += (uint64_t)n_tokens;
-    stats->tokens_reused += (uint64_t)report->tokens_reused;
-    stats->tokens_loaded += (uint64_t)report->tokens_loaded;
-    stats->tokens_device += (uint64_t)(report->tokens_reused - report->tokens_loaded);
-    note_cache(s, t->jobs[0]->m, &report->before);
+    note_cache(s, t->jobs[0]->m);
     for (int i = STAGE_BUILD; i < ENGINE_STAGES; i++)
         add_time(&stats->stages[i], stage[i]);
     for (int32_t i = 0; i < t->n; i++) {
@@ -258,9 +237,9 @@ static void note_batch(slot *s, const taken *t, const run_report *report, uint64
         a->batch_requests = t->n;
         a->batch_tokens = n_tokens;
         a->queue_ns = start - t->jobs[i]->submit_ns;
-        a->build_ns = report->build_ns;
-        a->layers_ns = report->layers_ns;
-        a->head_ns = report->head_ns;
+        a->build_ns = f->build_ns;
+        a->layers_ns = f->layers_ns;
+        a->head_ns = f->head_ns;
         add_time(&stats->stages[STAGE_QUEUE], a->queue_ns);
     }
 }
@@ -325,7 +304,6 @@ static void give_up(slot *s, taken *t) {
 }
 
 static void run_taken(slot *s, taken *t) {
-    run_report report;
     status st = served_checked(t->jobs[0]->m); /* not a part of the time that is learnt below */
     uint64_t start = clock_ns();
     leave_out_gone(s, t);
@@ -333,7 +311,7 @@ static void run_taken(slot *s, taken *t) {
     pthread_mutex_lock(&s->lock);
     job_queue_begin(&s->queue, t->n, t->flops, start);
     pthread_mutex_unlock(&s->lock);
-    if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n, &report);
+    if (st == OK) st = run_jobs(t->jobs[0]->m, t->jobs, t->n);
     if (st != OK) fail_jobs(t);
     backend *be = t->jobs[0]->m->compute.be;
     if (st != OK && s->all->n > 1 && be->ops->sync(be) != OK) {
@@ -343,7 +321,7 @@ static void run_taken(slot *s, taken *t) {
     pthread_mutex_lock(&s->lock);
     uint64_t end = clock_ns();
     job_queue_end(&s->queue, st == OK ? t->n : 0, end);
-    if (st == OK) note_batch(s, t, &report, start);
+    if (st == OK) note_batch(s, t, start);
     bool is_up = tensor_group_check(t->jobs[0]->m->tensor.group) == OK;
     count_answers(s, t, st == OK ? ENGINE_OK : is_up ? ENGINE_FAILED : ENGINE_CLOSING, end);
     pthread_mutex_unlock(&s->lock);
@@ -593,10 +571,7 @@ void slot_set_model(slot *s, served *m) {
     s->model = m;
     s->is_lost = false;
     s->stats.reloads += old != NULL;
-    s->stats.kv_pages_free = m->cache != NULL ? m->store.n_pages : 0;
-    s->stats.kv_pages_used = s->stats.kv_pages_pinned = 0;
-    s->stats.kv_host_free = m->cache != NULL ? m->store.n_host_pages : 0;
-    s->stats.kv_host_used = 0;
+    note_cache(s, m);
     job_queue_reset(&s->queue, m->flop_s);
     pthread_mutex_unlock(&s->lock);
     served_drop(old);

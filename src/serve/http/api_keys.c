@@ -4,8 +4,7 @@ enum { MAX_FILE = 1 << 20 };
 
 typedef struct api_key {
     char key[API_KEY_MAX + 1], name[API_KEY_NAME];
-    unsigned roles;
-    bool has_roles;    /* the file names them */
+    unsigned roles;    /* 0: the file names none */
     double per_second; /* 0: no limit */
     double left;
     uint64_t filled_ns;
@@ -46,7 +45,6 @@ static bool add_roles(api_key *key, const char *text, size_t n) {
         text += length;
         if (text + 1 == end) return false; /* it ends with a comma */
     }
-    key->has_roles = true;
     return true;
 }
 
@@ -77,9 +75,7 @@ static status add_line(api_keys *k, const char *name, int line, const char *at, 
     if (*rest != '\0' || !(new->per_second >= 0 && new->per_second <= 1e9))
         return fail(ERR_FORMAT, "%s:%d: '%s' is not a number of requests a second", name, line,
                     rate);
-    if (roles == NULL)
-        new->roles = KEY_ALL;
-    else if (!add_roles(new, roles, n_roles))
+    if (roles != NULL && !add_roles(new, roles, n_roles))
         return fail(ERR_FORMAT,
                     "%s:%d: '%.*s': roles are read, events and admin, as in read,events", name,
                     line, (int)(n_roles < 40 ? n_roles : 40), roles);
@@ -107,11 +103,7 @@ status api_keys_read(api_keys **out, const char *name, const char *text, size_t 
         at = stop + 1;
     }
     if (st == OK && k->n == 0) st = fail(ERR_FORMAT, "%s: the file has no key", name);
-    if (st == OK)
-        *out = k;
-    else
-        api_keys_close(k);
-    return st;
+    return CREATED(st, out, k, api_keys_close);
 }
 
 status api_keys_open(api_keys **out, const char *path) {
@@ -155,7 +147,7 @@ static key_verdict use(api_key *key, uint64_t now_ns) {
 size_t api_keys_without_roles(const api_keys *k) {
     size_t n = 0;
     for (size_t i = 0; i < k->n; i++)
-        n += !k->key[i].has_roles;
+        n += k->key[i].roles == 0;
     return n;
 }
 
@@ -169,7 +161,7 @@ key_verdict api_keys_use(api_keys *k, const char *text, uint64_t now_ns, const c
     for (size_t i = 0; i < k->n; i++) {
         if (!is_same(k->key[i].key, text)) continue;
         *name = k->key[i].name;
-        *roles = k->key[i].roles;
+        *roles = k->key[i].roles != 0 ? k->key[i].roles : KEY_ALL;
         verdict = use(&k->key[i], now_ns);
     }
     pthread_mutex_unlock(&k->lock);

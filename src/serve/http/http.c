@@ -655,11 +655,7 @@ status http_start(http_server **out, const http_settings *s) {
     cond_init(&h->wake);
     http_fit_descriptors(&h->set);
     status st = start(h);
-    if (st == OK)
-        *out = h;
-    else
-        http_stop(h);
-    return st;
+    return CREATED(st, out, h, http_stop);
 }
 
 int http_port(const http_server *h) {

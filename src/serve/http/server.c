@@ -47,10 +47,9 @@ static void log_call(const call *c, int code, uint64_t ns) {
     if (c->key_name != NULL) json_key_string(&w, "key", c->key_name);
     JSON_FIELDS(&w, FIELD("method", c->x->method), FIELD("path", c->x->path), FIELD("code", code),
                 FIELD("us", (int64_t)(ns / 1000)));
-    if (c->model[0] != '\0') {
+    if (c->model[0] != '\0')
         JSON_FIELDS(&w, FIELD("model", c->model), FIELD("tokens_reused", c->tokens_reused),
                     FIELD("tokens_computed", c->tokens_computed));
-    }
     log_end(c->s, &w, &line);
 }
 
@@ -569,20 +568,14 @@ bool server_drain(server *s, uint64_t timeout_ns) {
     return true;
 }
 
-static void stop_threads(server *s) {
-    atomic_store(&s->is_stopping, true);
-    if (s->has_keeper) {
-        pthread_mutex_lock(&s->lock);
-        pthread_cond_signal(&s->wake);
-        pthread_mutex_unlock(&s->lock);
-        pthread_join(s->keeper, NULL);
-    }
-}
-
 void server_stop(server *s) {
     if (s == NULL) return;
     if (s->http != NULL) server_drain(s, 0);
-    stop_threads(s);
+    atomic_store(&s->is_stopping, true);
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_signal(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    if (s->has_keeper) pthread_join(s->keeper, NULL);
     watchers_close(s);
     if (s->engine != NULL) engine_drain(s->engine);
     /* Every call is answered, if only by a refusal; then nothing holds the server's memory. */

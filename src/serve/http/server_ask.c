@@ -29,23 +29,8 @@ enum { ANSWER_BYTES = 2 << 10 }; /* of most answers */
 
 enum { MAX_EVENTS = 24, MAX_ITEMS = 16 };
 
-typedef struct question {
-    engine_request r;
-    engine_answer answer;
-} question;
-
 static void count_answer(void *done, engine_answer *a) {
     sem_post(done);
-}
-
-static void ask_all(engine *e, question *q, int n) {
-    sem_t done;
-    sem_init(&done, 0, 0);
-    for (int i = 0; i < n; i++)
-        engine_submit(e, &q[i].r, &q[i].answer, count_answer, &done);
-    for (int i = 0; i < n;)
-        i += sem_wait(&done) == 0; /* or a signal came */
-    sem_destroy(&done);
 }
 
 /* A history without one event; skip = n: all of it. */
@@ -61,24 +46,24 @@ static float value_of(const engine_answer *a, size_t item) {
     return a->outcome == ENGINE_OK && item < a->n_items ? a->items[item].values[0] : NAN;
 }
 
-/* Question 0 is the whole history; question j + 1 leaves out event first + j. */
-static void write_effects(json_writer *w, const question *q, int n, const engine_answer *a,
-                          size_t n_items) {
+/* Answer 0 is of the whole history; answer j + 1 of that without event first + j. */
+static void write_effects(json_writer *w, const engine_answer *answer, int n,
+                          const engine_answer *a, size_t n_items) {
     json_key_array(w, "items");
     for (size_t i = 0; i < n_items; i++) {
-        float whole = value_of(&q[0].answer, i);
+        float whole = value_of(&answer[0], i);
         json_object_open(w);
         write_id(w, "item", &a->items[i].id);
         json_key_array(w, "effects");
         for (int j = 1; j < n; j++)
-            write_number(w, whole - value_of(&q[j].answer, i));
+            write_number(w, whole - value_of(&answer[j], i));
         json_array_close(w);
         json_object_close(w);
     }
     json_array_close(w);
 }
 
-/* Of a longer history the newest events: there are copies of it for each question. */
+/* Of a longer history the newest events. */
 static status copy_history(arena *memory, engine *e, const request_ask *r, engine_event **out,
                            size_t *n, engine_user *user) {
     *user = (engine_user){0};
@@ -106,31 +91,37 @@ static status write_reasons(arena *memory, server *s, const engine_event *histor
     size_t n_items = a->n_items < MAX_ITEMS ? a->n_items : MAX_ITEMS;
     int n = (int)(n_history - first) + 1;
     engine_id *ids;
-    question *q;
+    engine_event *part;
+    engine_answer *answer;
+    sem_t done;
     TRY(ARENA_NEW(memory, &ids, n_items));
-    TRY(ARENA_NEW(memory, &q, (size_t)n));
+    TRY(ARENA_NEW(memory, &part, n_history));
+    TRY(ARENA_NEW(memory, &answer, (size_t)n));
     for (size_t i = 0; i < n_items; i++)
         ids[i] = a->items[i].id;
+    sem_init(&done, 0, 0);
     for (int j = 0; j < n; j++) {
-        engine_event *part;
         size_t skip = j == 0 ? n_history : first + (size_t)j - 1;
-        TRY(ARENA_NEW(memory, &part, n_history));
-        q[j].r = (engine_request){.task = ENGINE_RANK,
-                                  .model = model,
-                                  .has_history = true,
-                                  .history = without(history, n_history, skip, part),
-                                  .n_history = n_history - (j > 0),
-                                  .candidates = ids,
-                                  .n_candidates = n_items,
-                                  .keeps_seen = true,
-                                  .deadline_ns = 30000000000u};
+        engine_request r = {.task = ENGINE_RANK,
+                            .model = model,
+                            .has_history = true,
+                            .history = without(history, n_history, skip, part),
+                            .n_history = n_history - (j > 0),
+                            .candidates = ids,
+                            .n_candidates = n_items,
+                            .keeps_seen = true,
+                            .deadline_ns = 30000000000u};
+        engine_submit(s->engine, &r, &answer[j], count_answer, &done);
     }
-    ask_all(s->engine, q, n);
-    json_key_int(w, "first_event", (int64_t)(n_before + first));
-    json_key_int(w, "events", (int64_t)(n_history - first));
-    write_effects(w, q, n, a, n_items);
+    for (int i = 0; i < n;)
+        i += sem_wait(&done) == 0; /* or a signal came */
+    sem_destroy(&done);
     for (int j = 0; j < n; j++)
-        engine_answer_release(&q[j].answer);
+        if (engine_make_items(&answer[j]) != OK) answer[j].outcome = ENGINE_FAILED;
+    JSON_FIELDS(w, FIELD("first_event", n_before + first), FIELD("events", n_history - first));
+    write_effects(w, answer, n, a, n_items);
+    for (int j = 0; j < n; j++)
+        engine_answer_release(&answer[j]);
     return OK;
 }
 
@@ -175,26 +166,21 @@ static void write_item(json_writer *w, const asking *q, const engine_item *item)
 
 static void write_facts(json_writer *w, const asking *q) {
     const engine_answer *a = &q->answer;
-    json_key_object(w, "history");
-    JSON_FIELDS(w, FIELD("events", a->n_events), FIELD("window", a->n_window),
+    json_key(w, "history");
+    JSON_OBJECT(w, FIELD("events", a->n_events), FIELD("window", a->n_window),
                 FIELD("unknown", a->n_unknown_events));
-    json_object_close(w);
-    json_key_int(w, "unknown_items", (int64_t)a->n_unknown);
-    json_key_int(w, "tokens_reused", a->tokens_reused);
+    JSON_FIELDS(w, FIELD("unknown_items", a->n_unknown), FIELD("tokens_reused", a->tokens_reused));
     if (a->tokens_loaded > 0) json_key_int(w, "tokens_loaded", a->tokens_loaded);
     json_key_int(w, "tokens_computed", a->tokens_computed);
-    json_key_object(w, "batch");
-    json_key_int(w, "requests", a->batch_requests);
-    json_key_int(w, "tokens", a->batch_tokens);
-    json_object_close(w);
-    json_key_object(w, "timing_us");
-    JSON_FIELDS(w, FIELD("parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000)),
+    json_key(w, "batch");
+    JSON_OBJECT(w, FIELD("requests", a->batch_requests), FIELD("tokens", a->batch_tokens));
+    json_key(w, "timing_us");
+    JSON_OBJECT(w, FIELD("parse", (int64_t)((q->c->parsed_ns - q->c->x->arrived_ns) / 1000)),
                 FIELD("queue", (int64_t)(a->queue_ns / 1000)),
                 FIELD("embed", (int64_t)(a->build_ns / 1000)),
                 FIELD("layers", (int64_t)(a->layers_ns / 1000)),
                 FIELD("head", (int64_t)(a->head_ns / 1000)),
                 FIELD("total", (int64_t)((clock_ns() - q->c->x->arrived_ns) / 1000)));
-    json_object_close(w);
 }
 
 const char *source_name(engine_source s) {
@@ -240,11 +226,9 @@ static status write_answer(call *c, json_writer *w) {
 static status write_reranked(call *c, json_writer *w) {
     const asking *q = c->state;
     const engine_answer *a = &q->answer;
-    json_key_string(w, "id", c->id);
-    json_key_string(w, "model", a->model);
-    json_key_object(w, "usage");
-    json_key_int(w, "total_tokens", (int64_t)a->tokens_reused + a->tokens_computed);
-    json_object_close(w);
+    JSON_FIELDS(w, FIELD("id", c->id), FIELD("model", a->model));
+    json_key(w, "usage");
+    JSON_OBJECT(w, FIELD("total_tokens", (int64_t)a->tokens_reused + a->tokens_computed));
     json_key_array(w, "results");
     for (size_t i = 0; i < a->n_items; i++) {
         const engine_item *item = &a->items[i];
@@ -406,6 +390,7 @@ static void log_shadow(void *context, engine_answer *a) {
     shadow *h = context;
     json_writer w;
     buf line;
+    if (engine_make_items(a) != OK) a->outcome = ENGINE_FAILED;
     log_begin(&w, &line);
     JSON_FIELDS(
         &w, FIELD("shadow", a->model), FIELD("id", h->id), FIELD("outcome", a->outcome),
@@ -441,7 +426,6 @@ static bool is_gone(void *context) {
 static void submit(asking *q) {
     ask_shadows(q);
     q->r.ask.is_gone = is_gone;
-    q->r.ask.makes_items = true;
     q->r.ask.run_ns = call_run_ns(q->c);
     engine_submit(q->c->s->engine, &q->r.ask, &q->answer, answered, q);
 }

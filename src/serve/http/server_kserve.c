@@ -231,7 +231,6 @@ status serve_infer(call *c, json_writer *w) {
     for (size_t i = 0, n = q->r.n; i < n; i++) {
         q->r.ask[i].model = model;
         q->r.ask[i].is_gone = is_gone;
-        q->r.ask[i].makes_items = true;
         q->r.ask[i].arrived_ns = c->x->arrived_ns;
         q->r.ask[i].run_ns = n == 1 ? call_run_ns(c) : 0;
         engine_submit(e, &q->r.ask[i], &q->answer[i], answered, q);
@@ -313,16 +312,11 @@ static void describe_tensors(const description *d) {
 /* Ids of users are as those of the data; where there are none, as numbers. */
 static status write_description(call *c, json_writer *w, bool is_config) {
     engine_model_info m;
-    engine_id user;
-    size_t n_users = 0;
-    uint64_t next;
     int model;
     TRY(call_path_model(c, &model, &m));
-    bool has_users =
-        engine_list_users(c->s->engine, &c->memory, "", 0, 1, &user, &n_users, &next) == OK;
     description d = {.w = w,
                      .is_config = is_config,
-                     .user = has_users && n_users > 0 && user.text != NULL ? "BYTES" : "INT64",
+                     .user = engine_has_text_users(c->s->engine) ? "BYTES" : "INT64",
                      .item = m.has_text_items ? "BYTES" : "INT64",
                      .n_columns = strcmp(m.task, "ranking") == 0 ? m.n_columns : -1};
     json_key_string(w, "name", m.name);

@@ -1,4 +1,3 @@
-#include "base/hash.h"
 #include "serve/http/server_int.h"
 
 /* The last one stands for all others. */
@@ -58,33 +57,28 @@ engine_times metrics_ask_times(server_metrics *m) {
 }
 
 uint64_t metrics_n_requests(server_metrics *m) {
-    uint64_t n = 0;
+    engine_times all = {0};
     for (int r = 0; r < N_ROUTES; r++)
-        n += times_of(m, r).n;
-    return n;
+        add_times(&all, m, r);
+    return all.n;
 }
 
 static status head(buf *out, const char *name, const char *type, const char *help) {
     return buf_printf(out, "# HELP hstu_%s %s\n# TYPE hstu_%s %s\n", name, help, name, type);
 }
 
-/* Cumulative buckets, then sum and count; labels: `a="b",` or "". */
+/* Cumulative buckets, then sum and count; of: the labels, `a="b"`. */
 static status write_times(buf *out, const char *name, const char *of, const engine_times *t) {
     uint64_t sum = 0;
-    size_t n_of = strlen(of);
     for (int b = 0; b < ENGINE_BUCKETS; b++) {
         sum += t->count[b];
-        TRY(buf_printf(out, "hstu_%s_bucket{%sle=\"%g\"} %" PRIu64 "\n", name, of,
+        TRY(buf_printf(out, "hstu_%s_bucket{%s,le=\"%g\"} %" PRIu64 "\n", name, of,
                        engine_bucket_s(b), sum));
     }
     sum += t->count[ENGINE_BUCKETS];
-    TRY(buf_printf(out, "hstu_%s_bucket{%sle=\"+Inf\"} %" PRIu64 "\n", name, of, sum));
-    /* The last comma goes where no label follows. */
-    int n = n_of > 0 ? (int)n_of - 1 : 0;
-    const char *open = n > 0 ? "{" : "", *close = n > 0 ? "}" : "";
-    TRY(buf_printf(out, "hstu_%s_sum%s%.*s%s %.9g\n", name, open, n, of, close,
-                   (double)t->sum_ns / 1e9));
-    return buf_printf(out, "hstu_%s_count%s%.*s%s %" PRIu64 "\n", name, open, n, of, close, sum);
+    TRY(buf_printf(out, "hstu_%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, of, sum));
+    TRY(buf_printf(out, "hstu_%s_sum{%s} %.9g\n", name, of, (double)t->sum_ns / 1e9));
+    return buf_printf(out, "hstu_%s_count{%s} %" PRIu64 "\n", name, of, sum);
 }
 
 static status write_requests(server_metrics *m, buf *out) {
@@ -104,7 +98,7 @@ static status write_requests(server_metrics *m, buf *out) {
     for (route_name r = 0; r < N_ROUTES; r++) {
         engine_times t = times_of(m, (int)r);
         if (t.n == 0) continue;
-        snprintf(of, sizeof of, "route=\"%s\",", labels[r]);
+        snprintf(of, sizeof of, "route=\"%s\"", labels[r]);
         TRY(write_times(out, "request_seconds", of, &t));
     }
     return OK;
@@ -121,11 +115,11 @@ static status write_stages(server_metrics *m, const model_facts *f, int n, buf *
     char of[256];
     engine_times parse = times_of(m, TIME_PARSE), write = times_of(m, TIME_WRITE);
     TRY(head(out, "stage_seconds", "histogram", "Time of the stages of a request."));
-    TRY(write_times(out, "stage_seconds", "stage=\"parse\",", &parse));
-    TRY(write_times(out, "stage_seconds", "stage=\"write\",", &write));
+    TRY(write_times(out, "stage_seconds", "stage=\"parse\"", &parse));
+    TRY(write_times(out, "stage_seconds", "stage=\"write\"", &write));
     for (int i = 0; i < n; i++)
         for (engine_stage s = 0; s < ENGINE_STAGES; s++) {
-            snprintf(of, sizeof of, "%s,stage=\"%s\",", f[i].of, engine_stage_name(s));
+            snprintf(of, sizeof of, "%s,stage=\"%s\"", f[i].of, engine_stage_name(s));
             TRY(write_times(out, "stage_seconds", of, &f[i].stats.stages[s]));
         }
     return OK;
@@ -155,7 +149,8 @@ static const line lines[] = {
      true},
     {"batch_requests", "summary", "Requests of a batch.", "_sum", "", AT(batch_requests), false},
     {MORE("batch_requests"), "_count", "", AT(n_batches), false},
-    {"batch_tokens", "summary", "Computed tokens of a batch.", "_sum", "", AT(batch_tokens), false},
+    {"batch_tokens", "summary", "Computed tokens of a batch.", "_sum", "", AT(tokens_computed),
+     false},
     {MORE("batch_tokens"), "_count", "", AT(n_batches), false},
     {"kv_pages", "gauge", "Pages of the KV cache.", "", ",tier=\"device\",state=\"free\"",
      AT(kv_pages_free), false},

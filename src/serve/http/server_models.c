@@ -12,21 +12,18 @@ static void write_model(json_writer *w, const server *s, int i, const engine_mod
                 FIELD("dim", m->dim), FIELD("max_history", m->max_history),
                 FIELD("is_cached", m->is_cached));
     if (m->cache_note[0] != '\0') json_key_string(w, "cache_note", m->cache_note);
-    json_key_int(w, "kv_pages", m->n_pages);
-    json_key_string(w, "kv_dtype", m->has_fp8_kv ? "fp8" : "model");
+    JSON_FIELDS(w, FIELD("kv_pages", m->n_pages),
+                FIELD("kv_dtype", m->has_fp8_kv ? "fp8" : "model"));
     if (m->has_fp8_kv) json_key_double(w, "kv_fp8_error", m->fp8_error);
     json_key_int(w, "kv_host_pages", m->n_host_pages);
-    if (m->load_us_token > 0) {
+    if (m->load_us_token > 0)
         JSON_FIELDS(w, FIELD("kv_load_us_a_token", m->load_us_token),
                     FIELD("kv_compute_us_a_token", m->compute_us_token),
                     FIELD("kv_load_from_tokens", m->load_from_tokens));
-    }
-    json_key_int(w, "memory_bytes", (int64_t)m->memory_bytes);
-    json_key_double(w, "load_s", m->load_s);
-    if (i < s->set.n_models && s->set.n_models > 1) {
-        json_key_int(w, "share", s->set.models[i].share);
-        json_key_bool(w, "is_shadow", s->set.models[i].is_shadow);
-    }
+    JSON_FIELDS(w, FIELD("memory_bytes", m->memory_bytes), FIELD("load_s", m->load_s));
+    if (i < s->set.n_models && s->set.n_models > 1)
+        JSON_FIELDS(w, FIELD("share", s->set.models[i].share),
+                    FIELD("is_shadow", s->set.models[i].is_shadow));
 }
 
 static void write_replicas(json_writer *w, engine *e, int model) {
@@ -148,15 +145,14 @@ static void write_state(call *c, json_writer *w) {
 
 status serve_status(call *c, json_writer *w) {
     http_stats h = http_get_stats(c->s->http);
-    json_key_bool(w, "ready", atomic_load(&c->s->is_ready));
-    json_key_int(w, "models", engine_n_models(c->s->engine));
+    JSON_FIELDS(w, FIELD("ready", (bool)atomic_load(&c->s->is_ready)),
+                FIELD("models", engine_n_models(c->s->engine)));
     write_state(c, w);
     JSON_FIELDS(w, FIELD("users", engine_n_users(c->s->engine)), FIELD("connections", h.n_open),
                 FIELD("unanswered", h.n_unanswered));
-    json_key_object(w, "access_log");
-    json_key_bool(w, "on", c->s->set.log != NULL);
-    json_key_int(w, "dropped", (int64_t)server_log_dropped(c->s));
-    json_object_close(w);
+    json_key(w, "access_log");
+    JSON_OBJECT(w, FIELD("on", (bool)(c->s->set.log != NULL)),
+                FIELD("dropped", server_log_dropped(c->s)));
     return OK;
 }
 

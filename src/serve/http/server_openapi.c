@@ -12,9 +12,8 @@ TEXT_FILE(openapi_text, "src/serve/http/server_openapi.json");
 static void write_ref(json_writer *w, const char *key, const char *kind, const char *name) {
     char to[96];
     snprintf(to, sizeof to, "#/components/%s/%s", kind, name);
-    json_key_object(w, key);
-    json_key_string(w, "$ref", to);
-    json_object_close(w);
+    json_key(w, key);
+    JSON_OBJECT(w, FIELD("$ref", to));
 }
 
 static void parameter_open(json_writer *w, const char *in, const char *name) {
@@ -86,12 +85,11 @@ status serve_openapi(call *c, json_writer *w) {
     const json_value *text;
     TRY(json_parse(&c->memory, "openapi.json", openapi_text, strlen(openapi_text), &text));
     json_key_string(w, "openapi", "3.1.0");
-    json_key_object(w, "info");
-    JSON_FIELDS(w, FIELD("title", "hstu serve"), FIELD("version", HSTU_VERSION),
+    json_key(w, "info");
+    JSON_OBJECT(w, FIELD("title", "hstu serve"), FIELD("version", HSTU_VERSION),
                 FIELD("description",
                       "Recommendations over HTTP. Keys are asked for if the server has --keys. "
                       "Every answer has X-Request-Id, and traceparent if the request has one."));
-    json_object_close(w);
     json_key_object(w, "paths");
     for (const server_route *r = server_routes; r->method != NULL; r++) {
         size_t n = strcspn(r->path, "?"), n_next = strcspn(r[1].path != NULL ? r[1].path : "", "?");

@@ -45,8 +45,7 @@ status serve_page(call *c, json_writer *w) {
 
 static void write_times(json_writer *w, const char *key, const engine_times *t) {
     json_key_object(w, key);
-    json_key_int(w, "n", (int64_t)t->n);
-    json_key_double(w, "sum_s", (double)t->sum_ns / 1e9);
+    JSON_FIELDS(w, FIELD("n", t->n), FIELD("sum_s", (double)t->sum_ns / 1e9));
     json_key_array(w, "count");
     for (int i = 0; i <= ENGINE_BUCKETS; i++)
         json_int(w, (int64_t)t->count[i]);
@@ -59,7 +58,7 @@ static void write_model_state(json_writer *w, const engine_model_info *m, const 
     JSON_FIELDS(w, FIELD("name", m->name), FIELD("version", m->version),
                 FIELD("queue_requests", s->queue_requests), FIELD("queue_tokens", s->queue_tokens),
                 FIELD("batches", s->n_batches), FIELD("batch_requests", s->batch_requests),
-                FIELD("batch_tokens", s->batch_tokens), FIELD("tokens_reused", s->tokens_reused),
+                FIELD("batch_tokens", s->tokens_computed), FIELD("tokens_reused", s->tokens_reused),
                 FIELD("tokens_computed", s->tokens_computed), FIELD("evictions", s->kv_evictions),
                 FIELD("pages_used", s->kv_pages_used), FIELD("pages_free", s->kv_pages_free),
                 FIELD("host_pages_used", s->kv_host_used),
@@ -150,36 +149,34 @@ status serve_stream(call *c, json_writer *w) {
     return OK;
 }
 
-typedef struct page_list {
-    json_writer *w;
-    int64_t n;
-} page_list;
-
-static void write_kv_page(void *context, const engine_page *p) {
-    enum { MAX_PAGES = 8192, OWNERS = 1 << 24 };
-    page_list *l = context;
-    if (l->n++ >= MAX_PAGES) return;
-    json_array_open(l->w);
-    json_int(l->w, p->page);
-    json_int(l->w, (int64_t)(p->owner % OWNERS));
-    json_int(l->w, p->n_tokens);
-    json_int(l->w, (int64_t)p->age);
-    json_int(l->w, p->is_pinned);
-    json_int(l->w, p->is_host);
-    json_array_close(l->w);
+static void write_kv_page(json_writer *w, const engine_page *p) {
+    enum { OWNERS = 1 << 24 };
+    json_array_open(w);
+    json_int(w, p->page);
+    json_int(w, (int64_t)(p->owner % OWNERS));
+    json_int(w, p->n_tokens);
+    json_int(w, (int64_t)p->age);
+    json_int(w, p->is_pinned);
+    json_int(w, p->is_host);
+    json_array_close(w);
 }
 
 /* [page, owner, tokens, batches since its last use, pinned, on the host]; pages of the host are
  * numbered after those of the device. */
 status serve_cache(call *c, json_writer *w) {
-    page_list list = {w, 0};
+    enum { MOST = 8192 };
+    engine_page *page;
+    int64_t n;
     int model;
     TRY(call_find_model(c, http_query(c->x, "model"), &model));
+    TRY(ARENA_NEW_RAW(&c->memory, &page, MOST));
+    TRY(engine_pages(c->s->engine, model, MOST, page, &n));
     json_key_int(w, "tokens_a_page", 64);
     json_key_array(w, "pages");
-    TRY(engine_visit_pages(c->s->engine, model, write_kv_page, &list));
+    for (int64_t i = 0; i < n && i < MOST; i++)
+        write_kv_page(w, &page[i]);
     json_array_close(w);
-    json_key_int(w, "n_pages", list.n);
+    json_key_int(w, "n_pages", n);
     return OK;
 }
 

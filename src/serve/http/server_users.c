@@ -129,8 +129,8 @@ static status write_erased(call *c, json_writer *w) {
     if (!change->existed)
         return call_refuse(c, 404, "there is no user '%s': nothing to erase", c->part[2]);
     write_user_id(c, "user", &change->user, engine_has_text_users(c->s->engine));
-    json_key_bool(w, "erased", true);
-    json_key_bool(w, "durable", c->s->set.engine.state != NULL);
+    JSON_FIELDS(w, FIELD("erased", (bool)true),
+                FIELD("durable", (bool)(c->s->set.engine.state != NULL)));
     return OK;
 }
 

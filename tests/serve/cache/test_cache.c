@@ -241,6 +241,7 @@ static void ask(check *k) {
     ask_together(k, n);
     for (int i = 0; i < n; i++) {
         probe *p = &k->probes[i];
+        CHECK_OK(engine_make_items(&p->cached));
         engine_ask(k->plain, &p->request, &p->plain);
         judge(k, p);
         engine_answer_release(&p->cached);

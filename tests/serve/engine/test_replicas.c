@@ -531,8 +531,10 @@ TEST(replicas_move_what_waits) {
     serve_n_syncs = 0;
     queue_run(&q);
     CHECK(serve_n_syncs > 0 && serve_n_syncs <= 3);
-    for (int i = 0; i < JOBS; i++)
+    for (int i = 0; i < JOBS; i++) {
+        CHECK_OK(engine_make_items(&q.a[i]));
         CHECK(q.a[i].outcome == ENGINE_OK && q.a[i].n_items == K && q.a[i].error[0] == '\0');
+    }
     CHECK_EQ(replica_of(q.e, 1 - q.home).stats.n_moved, JOBS);
     CHECK_EQ(replica_of(q.e, 1 - q.home).stats.batch_requests, JOBS);
     queue_close(&q);

@@ -139,7 +139,7 @@ enum { CANDIDATES = 12, COLUMNS = 8 };
 typedef struct ranked {
     engine *e;
     int who;
-    bool waits, makes;
+    bool waits;
     atomic_int n_done;
     int n_columns;
     uint32_t place[CANDIDATES];
@@ -168,7 +168,6 @@ static void *rank_items(void *context) {
                         .candidates = id,
                         .n_candidates = CANDIDATES,
                         .top_k = CANDIDATES,
-                        .makes_items = r->makes,
                         .deadline_ns = 100000000000u};
     if (r->waits) {
         engine_ask(r->e, &q, &out);
@@ -176,7 +175,7 @@ static void *rank_items(void *context) {
         engine_submit(r->e, &q, &out, count_done, &r->n_done);
         while (atomic_load(&r->n_done) == 0)
             serve_wait_ms(1);
-        CHECK_EQ(out.items == NULL, r->makes);
+        CHECK(out.items == NULL);
         CHECK_OK(engine_make_items(&out));
     }
     keep_items(r, &out);
@@ -215,13 +214,13 @@ TEST(slot_callers_make_their_items) {
     engine_destroy(e);
 }
 
-/* Callers that answer later make the items themselves where they said so, with the same bits;
- * what was refused has none. */
+/* Callers that answer later make the items themselves, with the same bits; what was refused has
+ * none. */
 TEST(slot_leaves_items_to_those_who_make_them) {
     const char *const set[] = {"DatasetArgs.max_num_candidates=4"};
     engine *e = serve_open(serve_run("slot", ranking_gin, set, 1), synth_folder(), 16);
     for (int i = 0; i < THREADS; i++) {
-        ranked want = {.e = e, .who = i}, own = {.e = e, .who = i, .makes = true};
+        ranked want = {.e = e, .who = i, .waits = true}, own = {.e = e, .who = i};
         rank_items(&want);
         rank_items(&own);
         CHECK(memcmp(own.place, want.place, sizeof own.place) == 0);
@@ -231,7 +230,7 @@ TEST(slot_leaves_items_to_those_who_make_them) {
     CHECK_OK(engine_make_items(&none));
     engine_drain(e);
     atomic_int n_done = 0;
-    engine_request q = {.task = ENGINE_RANK, .makes_items = true};
+    engine_request q = {.task = ENGINE_RANK};
     engine_submit(e, &q, &out, count_done, &n_done);
     CHECK(atomic_load(&n_done) == 1 && out.outcome == ENGINE_CLOSING);
     CHECK_OK(engine_make_items(&out));
@@ -762,7 +761,6 @@ static engine_request mixed_request(int i, bool ranks, const engine_id *candidat
     engine_request r = serve_recommend(1 + i, 3 + i % 4);
     r.deadline_ns = 1000000000000u;
     r.keeps_seen = i % 3 == 0;
-    r.makes_items = i % 2 == 0;
     if (!ranks || i % 3 != 1) return r;
     r.task = ENGINE_RANK;
     r.candidates = candidates;
@@ -785,7 +783,7 @@ static void check_mixed(engine *e, bool ranks) {
     for (int i = 0; i < N; i++) {
         engine_request r = mixed_request(i, ranks, id);
         CHECK_EQ(a[i].batch_requests, N);
-        CHECK_EQ(a[i].items == NULL, r.makes_items);
+        CHECK(a[i].items == NULL);
         CHECK_OK(engine_make_items(&a[i]));
         engine_answer alone = serve_ask(e, &r);
         CHECK(alone.n_items > 0 && a[i].n_items == alone.n_items);
