@@ -94,6 +94,7 @@ static status print_text(const report *o) {
         printf("%s %" PRId64 "%s", o->r.task[k].name, o->r.task[k].n_left_out,
                k + 1 < o->r.n_tasks ? ", " : "\n");
     if (o->groups != NULL) eval_groups_print(o->groups, &o->r);
+    printf("\n");
     status st = eval_print_protocol(&p);
     if (eval_describe_misses(&o->r, misses)) printf("\n%s\n", misses);
     return st;

@@ -251,7 +251,7 @@ status eval_print_protocol(const protocol *p) {
     show_style style = show_stdout_style();
     buf lines = {0};
     status st = protocol_describe(p, &lines);
-    if (st == OK) printf("\n%s%s%s", style.dim, buf_str(&lines), style.plain);
+    if (st == OK) printf("%s%s%s", style.dim, buf_str(&lines), style.plain);
     buf_fini(&lines);
     return st;
 }

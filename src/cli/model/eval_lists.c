@@ -329,6 +329,7 @@ static status print(const listing *l, const protocol *p) {
     printf("%s: lists of %s of %s users\n\n", show_bold(l->a->file), show_count(l->n_lists),
            show_count((uint64_t)l->result.n_users));
     eval_print_metrics(&l->result, "lists", NULL);
+    printf("\n");
     return eval_print_protocol(p);
 }
 

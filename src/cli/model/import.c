@@ -51,12 +51,12 @@ static void print_result(const import_job *j, const train_event *e) {
     if (!j->is_nvidia && j->meta.epoch >= 0) printf(", epoch %" PRId64 ",", j->meta.epoch);
     printf(" in %s: ", show_path(j->args->out));
     print_rows(j);
-    bool is_first = true;
+    const char *before = "  ";
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         double value = eval_value(e->metrics, names[i]);
         if (isnan(value)) continue;
-        printf("%s%s %.4f", is_first ? "  " : ", ", names[i], value);
-        is_first = false;
+        printf("%s%s %.4f", before, names[i], value);
+        before = ", ";
     }
     printf("\n");
 }

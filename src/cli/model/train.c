@@ -2,6 +2,7 @@
  * while it trains, the ranks before the first step, the command. */
 #include "cli/cli.h"
 #include "cli/machine/profile.h"
+#include "cli/model/eval_groups.h"
 #include "cli/model/own_config.h"
 #include "cli/output.h"
 #include "cli/signals.h"
@@ -43,18 +44,6 @@ static status train_printer_columns(train_printer *p, const config *c) {
     return OK;
 }
 
-static status print_protocol(const train_printer *p, const train_event *e) {
-    buf text = {0};
-    protocol what = {.session = p->session, .rule = e->rule, .part = e->part};
-    show_style style = show_stdout_style();
-    status st = e->rule.kind == SPLIT_NONE
-                    ? buf_text(&text, "  Split     none: trained on all events, none is held out\n")
-                    : protocol_describe(&what, &text);
-    if (st == OK) printf("%s%s%s\n", style.dim, buf_str(&text), style.plain);
-    buf_fini(&text);
-    return st;
-}
-
 static status print_start(const train_printer *p, const train_event *e) {
     const session *s = p->session;
     show_style style = show_stdout_style();
@@ -65,8 +54,12 @@ static status print_start(const train_printer *p, const train_event *e) {
            show_count(s->data->n_users), show_count(s->data->n_items), e->n_epochs,
            e->n_epochs == 1 ? "" : "s", e->n_steps, e->n_steps == 1 ? "" : "s", s->train_batch,
            s->be->card != NULL ? ", on " : "", s->be->card != NULL ? s->be->card : "");
-    TRY(print_protocol(p, e));
-    printf("%s  %-10s %8s", style.bold, "epoch", "loss");
+    if (e->rule.kind == SPLIT_NONE)
+        printf("%s  Split     none: trained on all events, none is held out\n%s", style.dim,
+               style.plain);
+    else
+        TRY(eval_print_protocol(&(protocol){.session = s, .rule = e->rule, .part = e->part}));
+    printf("\n%s  %-10s %8s", style.bold, "epoch", "loss");
     for (int i = 0; i < p->n_columns; i++)
         printf(" %9s", p->column[i]);
     printf(" %10s %9s%s\n", "tokens/s", "time", style.plain);

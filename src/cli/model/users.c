@@ -92,12 +92,11 @@ typedef struct user_list {
     id_count count;
 } user_list;
 
-/* Users that wait for their answers: numbers, and ids that the data does not have. */
+/* Users that wait for their answers. */
 typedef struct waiting_users {
-    uint64_t *user;
-    size_t *id; /* offset in ids, or SIZE_MAX */
-    size_t n, user_capacity, id_capacity;
-    buf ids;
+    answer_subject *who; /* (n) */
+    size_t n, capacity;
+    arena ids; /* that the data does not have */
 } waiting_users;
 
 static status user_list_open(user_list *l, const user_choice *c, const seq_file *data) {
@@ -155,31 +154,12 @@ static void user_list_tell(const user_list *l, const char *what) {
              may_be_list ? ", which is one id; for several users repeat --user" : "");
 }
 
-static void waiting_users_fini(waiting_users *w) {
-    MEM_FREE(w->user, w->id);
-    buf_fini(&w->ids);
-    *w = (waiting_users){0};
-}
-
-/* {0} is an empty one */
-static void waiting_users_clear(waiting_users *w) {
-    w->n = 0;
-    buf_clear(&w->ids);
-}
-
 static status waiting_users_add(waiting_users *w, uint64_t user, const char *id) {
-    TRY(MEM_RESERVE(&w->user, &w->user_capacity, w->n + 1));
-    TRY(MEM_RESERVE(&w->id, &w->id_capacity, w->n + 1));
-    w->user[w->n] = user;
-    w->id[w->n] = id != NULL ? w->ids.n_bytes : SIZE_MAX;
-    if (id != NULL) TRY(buf_append(&w->ids, id, strlen(id) + 1));
-    w->n++;
+    answer_subject who = {id != NULL ? SUBJECT_TEXT : SUBJECT_USER, user, NULL};
+    if (id != NULL) TRY(arena_copy_text(&w->ids, id, strlen(id), &who.text));
+    TRY(MEM_RESERVE(&w->who, &w->capacity, w->n + 1));
+    w->who[w->n++] = who;
     return OK;
-}
-
-static answer_subject waiting_users_at(const waiting_users *w, size_t i) {
-    if (w->id[i] == SIZE_MAX) return (answer_subject){SUBJECT_USER, w->user[i], NULL};
-    return (answer_subject){SUBJECT_TEXT, w->user[i], w->ids.data + w->id[i]};
 }
 
 /* Ranks take so many users in turn. */
@@ -200,14 +180,13 @@ typedef struct serving {
 /* Runs the users that wait, and answers them. */
 static status serve_batch(serving *v) {
     TRY(user_group_run(v->s->group));
-    for (size_t i = 0; i < v->waiting.n; i++) {
-        answer_subject who = waiting_users_at(&v->waiting, i);
-        TRY(v->s->answer(v->ctx, (int32_t)i, &who));
-    }
+    for (size_t i = 0; i < v->waiting.n; i++)
+        TRY(v->s->answer(v->ctx, (int32_t)i, &v->waiting.who[i]));
     if (v->ranks == NULL) v->n_served += v->waiting.n;
     progress_update(&v->bar, v->n_served);
     user_group_clear(v->s->group);
-    waiting_users_clear(&v->waiting);
+    v->waiting.n = 0;
+    arena_clear(&v->waiting.ids);
     return OK;
 }
 
@@ -293,6 +272,7 @@ status user_service_run(const user_service *s, void *ctx, const user_choice *use
     serving v = {.s = s, .ctx = ctx, .out = out, .ranks = ranks};
     user_list l;
     uint64_t n;
+    arena_init(&v.waiting.ids, 1 << 12);
     status st = user_list_open(&l, users, data);
     if (st == OK && !sink_is_terminal(&out->out) && (ranks == NULL || ranks->rank == 0))
         progress_begin(&v.bar, s->doing, "users", user_list_total(&l));
@@ -306,6 +286,7 @@ status user_service_run(const user_service *s, void *ctx, const user_choice *use
                   users->file != NULL ? users->file : data->path);
     if (st == OK) user_list_tell(&l, s->unknown);
     user_list_close(&l);
-    waiting_users_fini(&v.waiting);
+    mem_free(v.waiting.who);
+    arena_fini(&v.waiting.ids);
     return st;
 }
