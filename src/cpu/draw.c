@@ -120,9 +120,8 @@ static float path_factor(const dropout *d, int64_t row) {
 
 static status drop_chunk(const cpu_rows *w) {
     const dropout_args *a = w->ctx;
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
-    float *factor = memory;
+    float *factor;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof *factor, (void **)&factor));
     for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->x + i * a->dim;
         float *y = (float *)a->y + i * a->dim;

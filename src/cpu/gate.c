@@ -41,9 +41,8 @@ static status moments_chunk(const cpu_rows *w) {
 
 static status forward_chunk(const cpu_rows *w) {
     const gate_args *a = w->ctx;
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
-    float *factor = memory;
+    float *factor;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof *factor, (void **)&factor));
     for (int64_t i = w->first; i < w->end; i++) {
         const float *o = (const float *)a->o + i * a->dim;
         const float *u = (const float *)a->u + i * a->stride_u;

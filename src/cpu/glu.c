@@ -17,9 +17,8 @@ static inline vec slope_of(glu_kind f, vec a, vec sigmoid) {
 
 static status forward_chunk(const cpu_rows *w) {
     const glu_args *a = w->ctx;
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
-    float *factor = memory;
+    float *factor;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof *factor, (void **)&factor));
     for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->a + i * a->stride,
                     *b = (const float *)a->b + i * a->stride;
@@ -40,9 +39,8 @@ static status forward_chunk(const cpu_rows *w) {
 
 static status backward_chunk(const cpu_rows *w) {
     const glu_args *a = w->ctx;
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
-    float *factor = memory;
+    float *factor;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof *factor, (void **)&factor));
     for (int64_t i = w->first; i < w->end; i++) {
         const float *x = (const float *)a->a + i * a->stride,
                     *b = (const float *)a->b + i * a->stride;

@@ -76,11 +76,10 @@ static status loss_chunk(const cpu_rows *w) {
 status cpu_logits_loss(backend *be, const logits_loss_args *a) {
     loss_job job = {.a = a};
     int64_t n_chunks = cpu_n_chunks(a->n, cpu_rows_per_chunk(a->n, a->n_columns));
-    void *memory;
     if (a->is_bits && a->n_columns > 31)
         return fail(ERR_UNSUPPORTED, "%d tasks were asked for; a label has 31 bits", a->n_columns);
-    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
-    job.partials = memory;
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof *job.partials,
+                    (void **)&job.partials));
     TRY(cpu_each_row(be, a->n, a->n_columns, loss_chunk, &job));
     for (int64_t chunk = 0; chunk < n_chunks; chunk++)
         *a->loss += job.partials[chunk];

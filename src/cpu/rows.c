@@ -40,9 +40,8 @@ static void clear_blank(const gather_blank *b, int64_t i) {
 
 static status gather_chunk(const cpu_rows *w) {
     const gather_args *a = w->ctx;
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof(float), &memory));
-    float *factor = memory;
+    float *factor;
+    TRY(cpu_scratch(w->be, w->worker, (size_t)a->dim * sizeof *factor, (void **)&factor));
     for (int64_t i = w->first; i < w->end; i++) {
         float *y = (float *)a->y + i * a->dim;
         gather_row(a, i, y);
@@ -113,9 +112,8 @@ static status scatter_chunk(const cpu_rows *w) {
     const scatter_args *a = w->ctx;
     const row_groups *g = &a->groups;
     int32_t first = first_row(g, w->first), end = first_row(g, w->end);
-    void *memory;
-    TRY(cpu_scratch(w->be, w->worker, 2 * (size_t)a->dim * sizeof(float), &memory));
-    float *sum = memory;
+    float *sum;
+    TRY(cpu_scratch(w->be, w->worker, 2 * (size_t)a->dim * sizeof *sum, (void **)&sum));
     for (int32_t r = first; r < end; r++)
         if (g->begin[r] < g->begin[r + 1]) scatter_row(a, r, sum, sum + a->dim);
     return OK;

@@ -177,12 +177,11 @@ const table_ops cpu_table_ops = {
  * even buckets.  It runs on one thread: batches of 10^5 ids take milliseconds. */
 
 status cpu_table_unique(backend *be, const table_unique_args *a) {
-    void *memory;
+    sort_pair *pairs;
     *a->n_unique = 0;
     if (a->begin != NULL) a->begin[0] = 0;
     if (a->n == 0) return OK;
-    TRY(cpu_scratch(be, CPU_SHARED, 2 * (size_t)a->n * sizeof(sort_pair), &memory));
-    sort_pair *pairs = memory;
+    TRY(cpu_scratch(be, CPU_SHARED, 2 * (size_t)a->n * sizeof *pairs, (void **)&pairs));
     for (int64_t i = 0; i < a->n; i++)
         pairs[i] = (sort_pair){table_hash(a->ids[i]), (uint32_t)i};
     pairs = sort_pairs(pairs, pairs + a->n, (size_t)a->n);

@@ -183,9 +183,8 @@ static status squares_chunk(const cpu_rows *w) {
 status cpu_sum_squares(backend *be, int64_t n, const float *grad, double *out) {
     int64_t n_chunks = cpu_n_chunks(n, CHUNK);
     pass_job job = {.x = grad};
-    void *memory;
-    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof(double), &memory));
-    job.partials = memory;
+    TRY(cpu_scratch(be, CPU_SHARED, (size_t)n_chunks * sizeof *job.partials,
+                    (void **)&job.partials));
     TRY(cpu_each(be, n, CHUNK, squares_chunk, &job));
     for (int64_t chunk = 0; chunk < n_chunks; chunk++)
         *out += job.partials[chunk];
