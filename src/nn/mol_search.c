@@ -83,6 +83,7 @@ static status alloc_stages(mol_search *s, nn_memory *memory) {
     TRY(nn_new(memory, &s->query, n * d, act_bytes(memory->be->act)));
     TRY(STAGED_NEW(memory, &s->row, n * most));
     int64_t n_list = s->stages.mean > s->stages.pair ? s->stages.mean : s->stages.pair;
+    TRY(NN_NEW_HOST(memory, &s->is_listed, n * (s->n_items / 64 + 1)));
     if (n_list > MOL_PART_CANDIDATES) {
         TRY(NN_NEW_HOST(memory, &s->bits, n * (s->n_items / 64 + 1)));
         TRY(NN_NEW_HOST(memory, &s->allowed, n));
@@ -199,18 +200,23 @@ static status collect_bits(mol_search *s, backend *be, const rank_args *a) {
     return st;
 }
 
-/* The rows of a list join the candidates. */
+/* The rows of a list join the candidates, each once: several products find the same. */
 static void add_candidates(mol_search *s, const rank_args *a, int32_t first) {
     for (int32_t i = 0; i < a->n_queries; i++) {
         int32_t *row = s->row.host + (int64_t)i * s->n_candidates, *n = &s->n_found[i];
         const int32_t *from = s->list + (int64_t)i * a->k;
-        for (int32_t j = 0; j < a->k && from[j] >= 0 && *n < s->n_candidates; j++)
-            row[(*n)++] = first + from[j];
+        uint64_t *listed = s->is_listed + i * (s->n_items / 64 + 1);
+        for (int32_t j = 0; j < a->k && from[j] >= 0 && *n < s->n_candidates; j++) {
+            int32_t found = first + from[j];
+            uint64_t bit = (uint64_t)1 << found % 64;
+            if (!(listed[found / 64] & bit)) row[(*n)++] = found;
+            listed[found / 64] |= bit;
+        }
     }
 }
 
-/* The k best rows of an array of the index by the product with s->query, or as many of each part
- * of the items. */
+/* The k best rows of an array of the index by the product with s->query, or of each part of the
+ * items its share of k. */
 static status find_candidates(mol_search *s, backend *be, const rank_args *all, const char *rows,
                               int32_t k) {
     int32_t n_parts = (k + MOL_PART_CANDIDATES - 1) / MOL_PART_CANDIDATES, d = s->m->config.dim_dot;
@@ -226,7 +232,8 @@ static status find_candidates(mol_search *s, backend *be, const rank_args *all, 
         a.corpus = s->is_act ? NULL : (const float *)(const void *)from;
         a.corpus_act = s->is_act ? from : NULL;
         a.corpus_int8 = NULL;
-        a.k = (k + n_parts - 1) / n_parts;
+        int64_t share = ((int64_t)k * a.n_corpus + s->n_items - 1) / s->n_items;
+        a.k = share < MOL_PART_CANDIDATES ? (int32_t)share : MOL_PART_CANDIDATES;
         if (a.k > a.n_corpus) a.k = a.n_corpus;
         a.best = s->list;
         a.best_score = s->score;
@@ -243,12 +250,15 @@ static status find_candidates(mol_search *s, backend *be, const rank_args *all, 
     return OK;
 }
 
-/* Ascending, each once, and -1 after the last: the lists of several products. */
-static void distinct_rows(mol_search *s, int32_t n_queries) {
+/* Ascending, and -1 after the last; forgets which are listed. */
+static void sort_candidates(mol_search *s, int32_t n_queries) {
     for (int32_t i = 0; i < n_queries; i++) {
         int32_t *row = s->row.host + (int64_t)i * s->n_candidates;
-        s->n_found[i] = sort_distinct(row, s->n_found[i]);
-        for (int32_t n = s->n_found[i]; n < s->n_candidates; n++)
+        int32_t n = sort_distinct(row, s->n_found[i]);
+        uint64_t *listed = s->is_listed + i * (s->n_items / 64 + 1);
+        for (int32_t j = 0; j < n; j++)
+            listed[row[j] / 64] = 0;
+        for (; n < s->n_candidates; n++)
             row[n] = -1;
     }
 }
@@ -285,7 +295,6 @@ static status first_stage(mol_search *s, backend *be, const rank_args *a) {
         for (int32_t r = 0; r < c->n_item; r++)
             TRY(find_candidates(s, be, a, s->part + (size_t)r * part_bytes, s->stages.pair));
     }
-    distinct_rows(s, n);
     return OK;
 }
 
@@ -314,7 +323,9 @@ static void take_best(const mol_search *s, const rank_args *a, int32_t i) {
 static status run_stages(mol_search *s, backend *be, const rank_args *a) {
     int32_t n = a->n_queries, n_each = s->n_candidates;
     TRY(mol_queries(s->m, &s->acts, be, n, a->query, s->users.device));
-    TRY(first_stage(s, be, a));
+    status st = first_stage(s, be, a);
+    sort_candidates(s, n); /* also after a failure: the next search begins with none */
+    TRY(st);
     TRY(STAGED_SEND(be, &s->row, (int64_t)n * n_each));
     TRY(mol_score_rows(s->m, &s->acts, be, n, n_each, s->items, s->row.device, s->sim));
     TRY(be->ops->copy_out(be, s->score, s->sim, (size_t)n * (size_t)n_each * sizeof *s->score));

@@ -46,6 +46,7 @@ typedef struct mol_search {
     int32_t n_candidates;                       /* of a query: C at most */
     int32_t *list;                              /* (n_queries, C) host: of one product */
     staged_i32 row;                             /* (n_queries, C); -1: none */
+    uint64_t *is_listed;                        /* (n_queries, n_items / 64 + 1): rows in it */
     int32_t *n_found;                           /* (n_queries) host */
     /* Where items are cut into parts, host: the rows that a query may find, and where the words of
      * the part begin. */

@@ -382,6 +382,44 @@ TEST(mol_search_in_two_stages) {
     close_backends(&t);
 }
 
+/* What several products find takes the room of one; and where every item is asked for, each part of
+ * them gives all it has. */
+TEST(mol_search_finds_more_with_more_candidates) {
+    enum { N = 8, ITEMS = 1500, K = 20 };
+    static const mol_stages stages[] = {{0, 40}, {0, 100}, {0, 400}, {0, 1000}, {ITEMS, 0}};
+    static const uint64_t users[N] = {3, 0, UINT64_MAX, 7, 1, 2, 4, 5};
+    enum { LAST = sizeof stages / sizeof *stages - 1 };
+    test_backends t;
+    mol_config c = complete(SHAPES[0]);
+    int64_t n_hit = 0;
+    open_backends(&t);
+    for (size_t v = 0; v <= LAST; v++) {
+        rig r;
+        mol_search s;
+        int32_t best[N * K];
+        float score[N * K];
+        open_rig(&r, t.be[1], &c, N, ITEMS, 6);
+        CHECK_OK(mol_search_alloc(&s, &r.m, &r.memory, ITEMS, N));
+        CHECK_OK(mol_search_index(&s, &stages[v], &r.memory, ITEMS, r.items));
+        s.n_to_measure = N;
+        rank_args a = {.n_queries = N,
+                       .dim = c.dim,
+                       .n_corpus = ITEMS,
+                       .query = r.x,
+                       .corpus = r.items,
+                       .k = K,
+                       .best = best,
+                       .best_score = score};
+        for (int twice = 0; twice < 2; twice++)
+            CHECK_OK(mol_search_run(&s, t.be[1], &a, users));
+        CHECK(s.n_hit >= n_hit && s.n_wanted == N * K);
+        n_hit = s.n_hit;
+        if (v == LAST) CHECK_EQ(n_hit, N * K);
+        close_rig(&r);
+    }
+    close_backends(&t);
+}
+
 TEST(mol_stages_are_read) {
     static const struct {
         const char *text;
