@@ -103,14 +103,14 @@ void sample_find_delimiter(const char *text, size_t n, char delimiter[3]) {
     }
 }
 
-enum { MAX_NAMES = 256, NAME_BYTES = 256 };
+enum { NAME_BYTES = 256 };
 
 /* The first rows while their members are collected. */
 typedef struct jsonl_sampler {
     sample *s;
     const json_value *row[SAMPLE_ROWS];
     int n_names;
-    const char *names[MAX_NAMES];
+    const char *names[CSV_MAX_COLUMNS];
 } jsonl_sampler;
 
 static int find_name(const jsonl_sampler *j, const char *name) {
@@ -129,7 +129,7 @@ static bool join_name(char out[NAME_BYTES], const char *prefix, const char *key)
 static status add_names(jsonl_sampler *j, const json_value *object, const char *prefix) {
     for (const json_value *v = object->first; v != NULL; v = v->next) {
         char name[NAME_BYTES];
-        if (!join_name(name, prefix, v->key) || j->n_names == MAX_NAMES) continue;
+        if (!join_name(name, prefix, v->key) || j->n_names == CSV_MAX_COLUMNS) continue;
         if (v->type == JSON_OBJECT) TRY(add_names(j, v, name));
         if (v->type == JSON_OBJECT || (v->type == JSON_ARRAY && !j->s->has_lists) ||
             find_name(j, name) >= 0)

@@ -254,6 +254,21 @@ static status read_and_write(void *ctx) {
     return st;
 }
 
+/* The columns of events may come after hundreds of others. */
+TEST(rows_of_many_columns) {
+    buf text = {0};
+    for (int row = 0; row < 2; row++) {
+        for (int i = 0; i < 600; i++)
+            CHECK_OK(buf_printf(&text, "%s\"c%d\":%d", i == 0 ? "{" : ",", i, row));
+        CHECK_OK(buf_printf(&text, ",\"user_id\":7,\"item_id\":%d,\"timestamp\":%d}\n", row + 1,
+                            1600000000 + row));
+    }
+    put_file("in.jsonl", buf_str(&text));
+    prep_ok("jsonl --input in.jsonl --out out --emit-csv out.csv");
+    CHECK_CONTAINS(get_file("out.csv"), "7,\"[1, 2]\"");
+    buf_fini(&text);
+}
+
 TEST(memory_that_runs_out_anywhere_is_reported) {
     read_job job;
     put_file("in.jsonl", "{\"user\":{\"id\":1},\"item\":\"a\",\"ts\":1,\"rating\":1}\n{\n"
