@@ -187,8 +187,10 @@ static void set_all(param *p, float value) {
  * are far in the linear part of the silu, and multiples of the only token's input x0 (of v all but
  * the first number are 0).  The corner
  * x0 (1 + .1) then uses its bounds up, and the bounds are those of products of what moves: without
- * any term of second order in weigh, attend or gate they would be too small. */
-TEST(bounds_of_products_are_reached) {
+ * any term of second order in weigh, attend or gate they would be too small.  With u, v, q, k and
+ * the score where the silu is convex, each chord meets its curve at that corner, and the bounds are
+ * used up as well: they would be too small without any error of a silu. */
+static void reach_products(bool is_curved) {
     enum { PUT = 4 }; /* the number of the row that the layer changes */
     static enclosure e;
     const double eps = 0.01, share = 0.1;
@@ -205,15 +207,18 @@ TEST(bounds_of_products_are_reached) {
     set_all(m->input.position, 0);
     set_all(m->layers[1].hstu.proj, 0);
     set_all(l->proj, 0);
-    l->proj->value[l->config.is_proj_transposed ? (int64_t)PUT * gated : PUT] = 100;
+    l->proj->value[l->config.is_proj_transposed ? (int64_t)PUT * gated : PUT] =
+        is_curved ? 1e13F : 100;
     for (int k = 0; k < 2; k++)
         if (m->layers[k].hstu.proj_bias != NULL) set_all(m->layers[k].hstu.proj_bias, 0);
     for (int d = 0; d < DIM; d++) {
         double x0 = sqrt(DIM) * share * (d % 2 == 0 ? 1 : -1), square = DIM * DIM * share * share;
         m->input.item->value[(int64_t)r.b.item[0] * DIM + d] = (float)(x0 / sqrt(DIM));
-        for (int w = 0; w < width; w++)
+        for (int w = 0; w < width; w++) {
+            double z = is_curved ? (w <= gated ? 1 : 0.5) + 0.01 * (w % 13) : 80 - w % 13;
             l->uvqk->value[(int64_t)d * width + w] =
-                w > gated && w < 2 * gated ? 0 : (float)((80 - w % 13) * x0 / square * 1e8);
+                w > gated && w < 2 * gated ? 0 : (float)(z * x0 / square * 1e8);
+        }
     }
     memcpy(r.item, m->input.item->value, sizeof *r.item * (ITEMS + 1) * DIM);
     CHECK_OK(bounds_create(&r.of, m));
@@ -228,6 +233,75 @@ TEST(bounds_of_products_are_reached) {
     CHECK(fabs(most) <= e.size[PUT] * (1 + 1e-5) && fabs(most) >= e.size[PUT] * (1 - 1e-4));
     free(hidden);
     close_rig(&r);
+}
+
+TEST(bounds_of_products_are_reached) {
+    reach_products(false);
+    reach_products(true);
+}
+
+/* A model of which the norm of attention alone is curved.  With z = +-1 the movement of the only
+ * token, what goes into that norm is A + B z, and its number 0 is added to the number PUT of the
+ * row; the rest of the row shows the movement.  So a direction without any gradient shows the error
+ * alone: that of the chord of 1 / sqrt (A and B nearly parallel, B0 = 0), that of the square of the
+ * movement (orthogonal), and that of the factor of what moves (A0 = 0). */
+TEST(bounds_of_norms_hold_their_curves) {
+    enum { PUT = 4, STEPS = 40, CASES = 3 };
+    static const double A[CASES][3] = {{1, 1, -2}, {2, -1, -1}, {0, 1, -1}},
+                        B[CASES][3] = {{0, .2, -.2}, {0, .8, -.8}, {.1, .15, -.25}};
+    static const double reached[CASES] = {.3, .95, .95};
+    static enclosure e;
+    const double moves = 1e-3, size = moves / sqrt(6), eps = size / sqrt(DIM),
+                 at_rest = 2 * sqrt(6);
+    for (int c = 0; c < CASES; c++) {
+        rig r;
+        open_rig(&r, 0);
+        model *m = r.t.m;
+        hstu_layer *l = &m->layers[0].hstu;
+        int32_t gated = l->config.n_heads * l->config.dim_v, width = (int32_t)(l->uvqk->n / DIM);
+        float *row = m->input.item->value + (int64_t)r.b.item[0] * DIM;
+        set_all(m->input.position, 0);
+        set_all(m->layers[1].hstu.proj, 0);
+        set_all(l->proj, 0);
+        set_all(l->uvqk, 0);
+        set_all(l->time_w, 0);
+        set_all(l->position_w, 50);
+        l->proj->value[l->config.is_proj_transposed ? (int64_t)PUT * gated : PUT] = 1;
+        for (int k = 0; k < 2; k++)
+            if (m->layers[k].hstu.proj_bias != NULL) set_all(m->layers[k].hstu.proj_bias, 0);
+        for (int d = 0; d < DIM; d++)
+            row[d] = d > 1 ? 0 : (float)((d == 0 ? 1 : -1) / sqrt(DIM));
+        for (int g = 0; g < gated; g++)
+            for (int d = 0; d < 4; d++) { /* 0 and 1 rest, 2 and 3 move */
+                double a = 100 + (g < 3 ? A[c][g] : 0), b = g < 3 ? B[c][g] : 0;
+                double sign = d % 2 == 0 ? 1 : -1;
+                l->uvqk->value[d * width + g] = d < 2 ? (float)(sign * 50 / at_rest) : 0;
+                l->uvqk->value[d * width + gated + g] =
+                    (float)(sign * (d < 2 ? a / at_rest : b / (2 * moves)));
+            }
+        bounds_destroy(r.of);
+        CHECK_OK(bounds_create(&r.of, m));
+        enclose(&r, 0, eps, &e);
+        for (int d = 0; d < DIM; d++)
+            r.direction[DIM * DIM + d] = d == PUT ? 1 : -e.gradient[d * DIRECTIONS + PUT];
+        enclose(&r, 0, eps, &e);
+        double most = 0;
+        for (int i = -STEPS; i <= STEPS; i++) {
+            const void *unused;
+            int64_t n;
+            row[2] = (float)(eps * i / STEPS);
+            row[3] = -row[2];
+            CHECK_OK(pass_encode(r.t.p, &r.b.b, &unused));
+            float *hidden = toy_model_hidden(&r.t, &n);
+            double at = 0;
+            for (int d = 0; d < DIM; d++)
+                at += r.direction[DIM * DIM + d] * (double)hidden[d];
+            most = fmax(most, fabs(at - e.around[DIM]));
+            free(hidden);
+        }
+        CHECK(most <= e.size[DIM] * 1.002 && most >= e.size[DIM] * reached[c]);
+        close_rig(&r);
+    }
 }
 
 TEST(bounds_refuse_other_models) {
