@@ -190,7 +190,7 @@ static void set_all(param *p, float value) {
  * any term of second order in weigh, attend or gate they would be too small.  With u, v, q, k and
  * the score where the silu is convex, each chord meets its curve at that corner, and the bounds are
  * used up as well: they would be too small without any error of a silu. */
-static void reach_products(bool is_curved) {
+static void reach_products(int active, bool is_curved) {
     enum { PUT = 4 }; /* the number of the row that the layer changes */
     static enclosure e;
     const double eps = 0.01, share = 0.1;
@@ -202,10 +202,10 @@ static void reach_products(bool is_curved) {
     bounds_destroy(r.of);
     toy_model_remake(&r.t, &limits, 0);
     model *m = r.t.m;
-    hstu_layer *l = &m->layers[0].hstu;
+    hstu_layer *l = &m->layers[active].hstu;
     int32_t gated = l->config.n_heads * l->config.dim_v, width = (int32_t)(l->uvqk->n / DIM);
     set_all(m->input.position, 0);
-    set_all(m->layers[1].hstu.proj, 0);
+    set_all(m->layers[1 - active].hstu.proj, 0);
     set_all(l->proj, 0);
     l->proj->value[l->config.is_proj_transposed ? (int64_t)PUT * gated : PUT] =
         is_curved ? 1e13F : 100;
@@ -236,20 +236,22 @@ static void reach_products(bool is_curved) {
 }
 
 TEST(bounds_of_products_are_reached) {
-    reach_products(false);
-    reach_products(true);
+    for (int active = 0; active < 2; active++) {
+        reach_products(active, false);
+        reach_products(active, true);
+    }
 }
 
 /* A model of which the norm of attention alone is curved.  With z = +-1 the movement of the only
  * token, what goes into that norm is A + B z, and its number 0 is added to the number PUT of the
  * row; the rest of the row shows the movement.  So a direction without any gradient shows the error
  * alone: that of the chord of 1 / sqrt (A and B nearly parallel, B0 = 0), that of the square of the
- * movement (orthogonal), and that of the factor of what moves (A0 = 0). */
+ * movement (orthogonal), that of the factor of what moves (A0 = 0), and the range (A = 0). */
 TEST(bounds_of_norms_hold_their_curves) {
-    enum { PUT = 4, STEPS = 40, CASES = 3 };
-    static const double A[CASES][3] = {{1, 1, -2}, {2, -1, -1}, {0, 1, -1}},
-                        B[CASES][3] = {{0, .2, -.2}, {0, .8, -.8}, {.1, .15, -.25}};
-    static const double reached[CASES] = {.3, .95, .95};
+    enum { PUT = 4, STEPS = 40, CASES = 4 };
+    static const double A[CASES][3] = {{1, 1, -2}, {2, -1, -1}, {0, 1, -1}, {0}},
+                        B[CASES][3] = {{0, .2, -.2}, {0, .8, -.8}, {.1, .15, -.25}, {.8}};
+    static const double reached[CASES] = {.3, .95, .95, .95};
     static enclosure e;
     const double moves = 1e-3, size = moves / sqrt(6), eps = size / sqrt(DIM),
                  at_rest = 2 * sqrt(6);
@@ -274,6 +276,7 @@ TEST(bounds_of_norms_hold_their_curves) {
         for (int g = 0; g < gated; g++)
             for (int d = 0; d < 4; d++) { /* 0 and 1 rest, 2 and 3 move */
                 double a = 100 + (g < 3 ? A[c][g] : 0), b = g < 3 ? B[c][g] : 0;
+                if (c == 3 && g > 0) b = -B[c][0] / (gated - 1);
                 double sign = d % 2 == 0 ? 1 : -1;
                 l->uvqk->value[d * width + g] = d < 2 ? (float)(sign * 50 / at_rest) : 0;
                 l->uvqk->value[d * width + gated + g] =
