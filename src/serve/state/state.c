@@ -449,6 +449,17 @@ static void remove_leftovers(const char *folder) {
     if (path_join(path, sizeof path, folder, "state.db.part") == OK) (void)unlink(path);
 }
 
+/* A folder of a program that kept a log of its own. */
+static status refuse_log(const char *folder, const char *path) {
+    char log[STATE_PATH_BYTES];
+    TRY(path_join(log, sizeof log, folder, "events.log"));
+    if (file_exists(path) || !file_exists(log)) return OK;
+    return fail(ERR_FORMAT,
+                "%s is an event log of a version before 0.1; 'hstu state import %s' of hstu 0.1.0 "
+                "converts it",
+                log, folder);
+}
+
 static status configure(state *s) {
     int64_t page, salt;
     TRY(state_db_exec(
@@ -473,6 +484,7 @@ static status open_all(state *s, const char *folder, const state_reader *reader)
     TRY(path_join(s->path, sizeof s->path, folder, "state.db"));
     TRY(path_join(s->wal_path, sizeof s->wal_path, folder, "state.db-wal"));
     TRY(lock_folder(s, folder));
+    TRY(refuse_log(folder, s->path));
     remove_leftovers(folder);
     TRY(state_keep_damaged_log(s->wal_path, s->stats.warning, sizeof s->stats.warning));
     TRY(state_db_make_file(s->path));

@@ -465,7 +465,11 @@ TEST(state_refuses_other_files) {
     seen s;
     need_sqlite();
     CHECK_OK(folder_create(folder(), NULL));
-    FILE *f = fopen(file_of("state.db"), "w");
+    FILE *f = fopen(file_of("events.log"), "w");
+    CHECK(f != NULL && fputs("HSTU events 1\n", f) >= 0 && fclose(f) == 0);
+    CHECK_FAILS(open_state(&st, &s), ERR_FORMAT, "hstu state import");
+    CHECK_EQ(unlink(file_of("events.log")), 0);
+    f = fopen(file_of("state.db"), "w");
     CHECK(f != NULL && fputs("this is not a database, is it", f) >= 0 && fclose(f) == 0);
     CHECK_FAILS(open_state(&st, &s), ERR_FORMAT, "damaged");
     CHECK_EQ(unlink(file_of("state.db")), 0);
