@@ -126,7 +126,7 @@ static status bench(const setting *s) {
     TRY(make_args(be, s, &a));
     sampled_softmax_args forward = a;
     forward.dquery = NULL;
-    job j = job_make(be, &a), j_forward = job_make(be, &forward);
+    job j = job_begin(be, &a), j_forward = job_begin(be, &forward);
     int64_t n_blocks = cpu_n_chunks(a.n_rows, BLOCK_ROWS);
     printf("%lld queries, %d negatives, E = %d, V = %d, %d threads\n", (long long)s->n,
            s->n_negatives, s->dim, s->n_rows, s->n_threads);

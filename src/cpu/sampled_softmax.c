@@ -553,13 +553,18 @@ static status table_bucket(void *ctx, int64_t bucket, int worker) {
     return OK;
 }
 
-status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a) {
-    if (a->n == 0) return OK;
+static job job_begin(backend *be, const sampled_softmax_args *a) {
     size_t bytes;
     job j = job_make(be, a, a->scratch, &bytes);
     j.chunk_queries = cpu_n_chunks(a->n, j.n_chunks);
     j.n_chunks = cpu_n_chunks(a->n, j.chunk_queries);
     j.group_queries = j.n_uses < GROUP_USES ? GROUP_USES / j.n_uses : 1;
+    return j;
+}
+
+status cpu_sampled_softmax(backend *be, const sampled_softmax_args *a) {
+    if (a->n == 0) return OK;
+    job j = job_begin(be, a);
     TRY(pool_run(be->workers, cpu_n_chunks(a->n_rows, BLOCK_ROWS), normalise_block, &j));
     TRY(pool_run(be->workers, j.n_chunks, query_chunk, &j));
     for (int64_t i = 0; i < j.n_chunks; i++)
